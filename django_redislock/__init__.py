@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-# Celery is optional, and so is a database: what needs one is imported when it is asked for.
+# Celery and a database are optional: names that need one are imported on first use.
 _IMPORTED_LATER = {
     "Skipped": "jobs",
     "fenced_update": "fencing",

@@ -12,14 +12,14 @@ from django.conf import settings
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
-VARIABLE = "REDISLOCK_URL"  # Of the environment: other users see the arguments of a process.
+VARIABLE = "REDISLOCK_URL"  # In the environment: other users see the arguments of a process.
 
 
 def main() -> None:
     """Do what ``manage.py locks run`` does, with settings made of --redis."""
     settings.configure(INSTALLED_APPS=["django_redislock"])
     django.setup()
-    # They import models.
+    # These import models.
     from django_redislock.management import arguments
     from django_redislock.management.commands import locks
     from django_redislock.management.console import USAGE

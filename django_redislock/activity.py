@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Activity(NamedTuple):
-    """What the current thread or asyncio task is busy with."""
+    """The work of the current thread or asyncio task."""
 
     path: str = ""  # Of the HTTP request being served.
     task: str = ""  # The full name of the job: of a task, a function or a command.

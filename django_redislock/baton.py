@@ -10,17 +10,17 @@ _SALT = "django_redislock.baton"
 
 
 class Baton(NamedTuple):
-    """What a baton says. None of it is secret: who can sign it may take the lock up."""
+    """The content of a baton. None of it is secret: the signature protects it."""
 
     alias: str
     name: str  # Of the lock.
-    id: str  # Of the lease that is to be taken up.
+    id: str  # Of the lease to take up.
     permit: int = 1  # Which one it is,
     limit: int | None = None  # of how many.
 
     @property
     def signed(self) -> str:
-        """As it is passed on."""
+        """The text that is passed on."""
         return Signer(salt=_SALT).sign_object(list(self))
 
     @classmethod
@@ -37,8 +37,8 @@ class Baton(NamedTuple):
         except BadSignature:
             raise ValueError(
                 "baton must be what hand_over() returned: it was changed, or signed with another"
-                " SECRET_KEY. All that pass batons on need the same one; an old one can stay in"
-                " SECRET_KEY_FALLBACKS."
+                " SECRET_KEY. All programs that pass batons need the same one; an old one can stay"
+                " in SECRET_KEY_FALLBACKS."
             ) from None
         if not isinstance(said, list) or len(said) > len(cls._fields):
             raise ValueError(

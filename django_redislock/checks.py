@@ -1,8 +1,8 @@
 """System checks. Each id has a section in docs/checks.md, and is never used again.
 
-E001 to W019 judge the settings alone. E020 to W039 are what the doctor finds at the servers, which
-are dialed by ``manage.py check --deploy`` only; their texts are in doctor/ and in the file
-examination.py of a backend. From E050 on they are those of tasks, in celery/checks.py.
+E001 to W019 judge the settings alone. E020 to W039 are findings of the doctor at the servers; only
+``manage.py check --deploy`` dials them. Their texts are in doctor/ and in the file examination.py
+of a backend. From E050 on they are about tasks, in celery/checks.py.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def check_passwords(
         _warning(
             "W007",
             f"REDISLOCK[{alias!r}]['LOCATION'] contains a password, and Django's error reports"
-            " show it: they hide what is called PASSWORD, but look into no URL.",
+            " show it: they hide values named PASSWORD, but look into no URL.",
             "Move it to OPTIONS: {'username': ..., 'password': ...}.",
         )
         for alias, one in _configured()
@@ -162,7 +162,7 @@ def check_passwords(
 def check_servers(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """What ``manage.py locks doctor`` finds wrong with the servers."""
+    """The problems that ``manage.py locks doctor`` finds at the servers."""
     return [
         _message(
             checks.Error if finding.level == "fail" else checks.Warning,
@@ -204,5 +204,5 @@ def _message(
     says: str,
     hint: str,
 ) -> checks.CheckMessage:
-    # A finding of somebody else's backend has an id of its own, such as "shop.W001".
+    # A finding of a third party's backend has an id of its own, such as "shop.W001".
     return kind(says, hint=hint, id=id if "." in id else f"django_redislock.{id}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# CLOCK_BOOTTIME neither jumps when the wall clock is set nor stands still while the machine
-# sleeps; time.monotonic() does the latter on Linux, and a lease goes on ending meanwhile.
+# CLOCK_BOOTTIME does not jump when the wall clock is set, nor stand still while the machine sleeps.
+# On Linux time.monotonic() stands still then, though leases go on ending.
 now: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     if hasattr(time, "CLOCK_BOOTTIME")

@@ -1,6 +1,6 @@
-"""The runs that a database knows to be completed: what once="database" goes by.
+"""The runs that a database knows to be completed, for once="database".
 
-Models: what is imported from here needs Django's applications. Programs import them from models.py.
+Importing models needs Django's applications. Programs import them from models.py.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
         return self.filter(reduce(or_, (Q((f"{field}__icontains", text)) for field in fields)))
 
     def forget(self, *, by: str = "", reason: str = "") -> int:
-        """Delete exactly these rows, so that their locks' next runs do the work again.
+        """Delete exactly these rows, so that the next run of each lock does the work again.
 
-        The log for audits has a line for each.
+        The audit log has a line for each.
 
         Args:
-            by: Who does it, for that log.
+            by: The operator, for that log.
             reason: Why, for that log.
 
         Returns:
@@ -53,10 +53,10 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
         forgotten = 0
         rows = where_written(self)
         for row in rows:
-            # By its id: a run that has completed since then has a row of its own.
+            # By its id: a run that has completed meanwhile has a row of its own.
             if self.model.objects.using(rows.db).filter(pk=row.pk).delete()[0]:
                 forgotten += 1
-                # Names, operators and reasons may come from anybody: with %r none forges a line.
+                # Anybody may write names, operators and reasons: with %r none forges a line.
                 text = "Lock %r (%s): run %r in database %r forgotten by %r, reason %r"
                 extra = logs.of(
                     lock=row.name,
@@ -71,13 +71,13 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
         return forgotten
 
     def prune(self, before: datetime, *, by: str = "", reason: str = "") -> int:
-        """Delete the rows of runs that are so old that no redelivery can come any more.
+        """Delete the rows of old runs, of which no redelivery can come any more.
 
-        It is one statement, and one line of the log for audits.
+        It is one statement, and one line of the audit log.
 
         Args:
             before: Delete runs that were completed before this.
-            by: Who does it, for that log.
+            by: The operator, for that log.
             reason: Why, for that log.
 
         Returns:
@@ -95,7 +95,7 @@ class CompletedRun(models.Model):
     """A run with once="database". Its row was committed together with the work."""
 
     id = models.BigAutoField(primary_key=True)
-    key = models.CharField(max_length=64, unique=True)  # As that of a Fence.
+    key = models.CharField(max_length=64, unique=True)  # As the key of a Fence.
     name = models.CharField(max_length=200)
     alias = models.CharField(max_length=200)
     # Of any length: a name too long for its column would fail a run when its work is done.
@@ -116,7 +116,7 @@ class CompletedRun(models.Model):
 
     @property
     def by(self) -> str:
-        """Who did it, as ``host:pid task-id``."""
+        """The process that did it, as ``host:pid task-id``."""
         return f"{self.place} {self.task_id or self.task}".strip()
 
     def as_dict(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def find(name: str, using: str) -> CompletedRun | None:
         raise
     finally:
         if not was_open:
-            connection.close()  # Not to be idle while the caller waits for the lock.
+            connection.close()  # It must not be idle while the caller waits for the lock.
 
 
 def note(lease: FencedLease, using: str) -> None:

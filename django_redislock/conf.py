@@ -41,14 +41,14 @@ class Conf:
     replicas_ack: int = 0
     unavailable_after: float | None = None  # None: the operation timeout.
     release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
-    records: int = 10_000  # Of so many locks the records of task runs are kept.
-    records_for: float = 30 * 86_400.0  # After the last run.
-    timeline: int = 40  # Of each lock so many earlier leases are kept.
-    longest_retry_after: float = 30.0  # LockErrorsMiddleware's, while somebody holds the lock.
+    records: int = 10_000  # For how many locks the records of task runs are kept.
+    records_for: float = 30 * 86_400.0  # How long, after the last run.
+    timeline: int = 40  # How many earlier leases of each lock are kept.
+    longest_retry_after: float = 30.0  # For LockErrorsMiddleware, while somebody holds the lock.
 
     @cached_property
     def address(self) -> str:
-        """Where the server is, without user, password and options; "" if the URL does not tell.
+        """The address of the server, without user, password and options; "" if the URL has none.
 
         An address of sentinels begins with the name of the service that they watch.
         """
@@ -134,8 +134,8 @@ def _replicas(value: object, where: str) -> int:
 def _records(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RECORDS:
         raise ValueError(
-            f"{where} must be a number of locks, 1 to {MOST_RECORDS}, not {value!r}: of so many the"
-            " records of task runs are kept."
+            f"{where} must be a number of locks, 1 to {MOST_RECORDS}, not {value!r}: the records"
+            " of task runs are kept for that many."
         )
     return value
 
@@ -148,8 +148,8 @@ def _timeline(value: object, where: str) -> int:
     ):
         raise ValueError(
             f"{where} must be a number of leases, {SHORTEST_TIMELINE} to {LONGEST_TIMELINE}, not"
-            f" {value!r}: of each lock so many are kept for its timeline. It cannot be off: a"
-            " release that is sent twice is recognised by it."
+            f" {value!r}: the timeline of each lock keeps that many. It cannot be off: the server"
+            " recognises a release that is sent twice by it."
         )
     return value
 
@@ -216,7 +216,7 @@ def given(alias: str) -> object:
 
 
 def is_set() -> bool:
-    """Whether the project says anything about its locks."""
+    """Whether the project has the setting REDISLOCK."""
     return hasattr(settings, "REDISLOCK")
 
 

@@ -1,4 +1,4 @@
-"""What cannot be under a lock, and which line to write instead."""
+"""Objects that cannot be under a lock, and the line to write instead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-# What an argument of other libraries is called here.
+# Arguments of other libraries, and their names here.
 _CALLED_HERE = {
     "timeout": "ttl=, how long the lease lasts unless renewed, or wait=, how long to wait for it",
     "expire": "ttl=, how long the lease lasts unless renewed",
@@ -25,13 +25,13 @@ _CALLED_HERE = {
 
 
 def misspelt(of: str, known: list[str], args: tuple[object, ...], kwargs: Any) -> str:
-    """What is wrong with the arguments that a decorator was given; "" if that is not known.
+    """What is wrong with the arguments of a decorator; "" if that is not known.
 
     Args:
-        of: Its name.
+        of: The name of the decorator.
         known: The names of its parameters.
-        args: What it was given by position.
-        kwargs: What it was given by name.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
     """
     if len(args) > 1:
         return (
@@ -44,7 +44,7 @@ def misspelt(of: str, known: list[str], args: tuple[object, ...], kwargs: Any) -
 
 
 def is_decorated(first: object) -> bool:
-    """Whether the first argument of a decorator is what it decorates, and not the name."""
+    """Whether the first argument of a decorator is the decorated object, and not the name."""
     is_one = callable(first) or isinstance(first, classmethod | property)
     return is_one or _is_task_of_django(first)
 
@@ -54,7 +54,7 @@ def _is_task_of_django(one: object) -> bool:
 
 
 def nameless(function: object) -> TypeError:
-    """What to say of @distributed_lock without a name."""
+    """The error for @distributed_lock without a name."""
     name = getattr(function, "__name__", "name")
     line = f"@distributed_lock({name!r})"
     check_decorated(function, line)
@@ -65,10 +65,10 @@ def nameless(function: object) -> TypeError:
 
 
 def check_decorated(function: object, line: str) -> None:
-    """Refuse whatever would not run under the lock if *line* stood above it."""
+    """Refuse an object that would not run under the lock if *line* stood above it."""
     of = _decorator_of(line)
     if any(cls.__module__.partition(".")[0] == "celery" for cls in type(function).__mro__):
-        # Not looked at in any other way, or Celery would set its application up.
+        # Look at nothing but the class, or Celery would set its application up.
         raise TypeError(
             f"{of} was given a Celery task, and workers would run it without the lock."
             f" Write @shared_task above {line}, or @single_instance_task in their place."
@@ -96,7 +96,7 @@ def _decorator_of(line: str) -> str:
 
 
 def finished(function: Callable[Parameters, Returned], line: str) -> Callable[Parameters, Returned]:
-    """The same, but what it returns must not have work left to do, beyond the lock."""
+    """The same function, but its result must not have work left to do after the release."""
 
     @functools.wraps(function)
     def finished_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
@@ -122,7 +122,7 @@ def is_awaited(function: Callable[..., Any]) -> bool:
 
 
 def _generates(function: Callable[..., Any]) -> bool:
-    """Whether calling it runs nothing of its body; also with contextlib.contextmanager over it."""
+    """Whether a call runs nothing of its body; also if contextlib.contextmanager is over it."""
     if getattr(function, "__globals__", {}).get("__name__") == "contextlib":
         function = inspect.unwrap(function)
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)

@@ -1,15 +1,15 @@
 """Everything that can go wrong with a lock.
 
 LockError
-├── LockTimeout      somebody else held the lock until the wait ran out
-├── LockLost         the lease ended while it was relied on
+├── LockTimeout      another owner held the lock until the wait ran out
+├── LockLost         the lease ended while its owner relied on it
 ├── StaleFence       the database has a newer fence of the lock: a later lease has written
 ├── LockUnavailable  the server did not, could not or would not answer
 ├── LockMisuse       the call can never work: a deadlock with itself, a lease of another process
 └── InvalidLockName  the name cannot be a lock's name (also a ValueError)
 
 The arguments of an exception are its data, so that it survives pickling and Celery's result
-backends; the sentence is made by ``__str__``.
+backends. ``__str__`` makes the sentence.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class LockTimeout(LockError):
 
     Attributes:
         name: The lock.
-        holder: Who holds it, or held it last if it is cooling, as ``host:pid`` and what it runs;
-            None if unknown.
+        holder: The holder, or the last one if the lock cools down, as ``host:pid`` and what it
+            runs; None if unknown.
         expires_in: Seconds until the holder's lease ends unless renewed, or the cooling ends; None
             if unknown.
-        cooling: Whether nobody holds it any more: its owner is done, and min_hold keeps it.
-        alias: Its alias in REDISLOCK.
-        reason: Why an operator keeps it from everybody (`manage.py locks hold`), "" if that was not
-            said; None if none does.
+        cooling: Whether the lock cools down: its owner is done, and min_hold keeps it taken.
+        alias: The alias of the lock in REDISLOCK.
+        reason: If an operator holds the lock (`manage.py locks hold`): why, or "" if none was
+            given. Else None.
     """
 
     def __init__(
@@ -86,13 +86,12 @@ class LockTimeout(LockError):
 
 
 class LockLost(LockError):
-    """The lease ended while it was relied on.
+    """The lease ended while its owner relied on it.
 
     Attributes:
         name: The lock.
         reason: "expired", "forced", "taken" or "unreachable".
-        over: What ended it, as a clause, where that was no trouble: a setting such as max_hold, or
-            a release; else "".
+        over: If a release or a setting such as max_hold ended it: a clause that says so. Else "".
     """
 
     def __init__(self, name: str, reason: LostReason = "expired", over: str = "") -> None:
@@ -107,13 +106,13 @@ class LockLost(LockError):
 
 
 class StaleFence(LockError):
-    """A later lease of the lock has written to the database, so this one must not any more.
+    """A later lease of the lock has written to the database, so this one must not write any more.
 
     It is raised before anything is written in this transaction.
 
     Attributes:
         name: The lock.
-        fence: That of the lease that came too late.
+        fence: The fence of the lease that came too late.
         newer: The fence that the database has.
     """
 
@@ -138,7 +137,8 @@ class LockUnavailable(LockError):
         reason: The same in a word, for metrics: "timeout" (no answer in time), "connection" (none
             could be made, or it was lost), "pool" (none of max_connections became free),
             "not_ready" (the server cannot serve now: failover, loading), "replicas" (too few have
-            acknowledged), "majority" (of a quorum), or "refused" (rights, types, memory).
+            acknowledged), "majority" (too few servers of a quorum), or "refused" (rights, types,
+            memory).
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class InvalidLockName(LockError, ValueError):
     """The name cannot be a lock's name.
 
     Attributes:
-        name: The ``repr`` of what was given, cut to a readable length.
+        name: The ``repr`` of the argument, cut to a readable length.
         problem: The rule it breaks, as a clause.
     """
 

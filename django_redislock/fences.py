@@ -1,7 +1,7 @@
-"""Models that keep fences: the newest of each lock that has written, and rows that know theirs.
+"""Models that keep fences: the newest of each lock that has written, and that of single rows.
 
-How a fence grows is said in lua/_grant.lua; fencing.py compares fences in a database.
-Models: what is imported from here needs Django's applications. Programs import them from models.py.
+lua/_grant.lua makes fences grow; fencing.py compares them in a database. Importing models needs
+Django's applications. Programs import them from models.py.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ AnyModel = TypeVar("AnyModel", bound=models.Model)
 
 
 def where_written(rows: models.QuerySet[AnyModel]) -> models.QuerySet[AnyModel]:
-    """The same rows, where they are written: for reads, a router may name a replica."""
+    """The same rows in the database that takes writes: for reads, a router may name a replica."""
     return rows.using(rows.select_for_update().db)
 
 
 class FencedLease(Protocol):
-    """A lease, as far as a database has to know it: django_redislock.Lease is one."""
+    """A lease, as far as the database must know it: django_redislock.Lease is one."""
 
     name: str
     fence: int
@@ -44,7 +44,7 @@ class FencedLease(Protocol):
 
 
 def missing_table(model: type[models.Model], using: str) -> str:
-    """What to do about the missing table of *model*, as a sentence; "" if it is there."""
+    """What to do if the table of *model* is missing, as a sentence; "" if it is there."""
     try:
         if model._meta.db_table in connections[using].introspection.table_names():
             return ""
@@ -76,9 +76,9 @@ class Fence(models.Model):
 
     @staticmethod
     def key_of(name: str, permit: int | None = None) -> str:
-        """The name of a lock as a key, which is unlike that of any other name in any collation.
+        """The name of a lock as a key that differs from all other names' keys in any collation.
 
-        The holders of several permits write at the same time, so each permit has a key.
+        Several permits write at the same time, so each has a key.
         """
         which = f"\0{permit}" if permit and permit > 1 else ""  # No name has such a character.
         return hashlib.sha256(f"{name}{which}".encode()).hexdigest()

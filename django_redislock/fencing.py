@@ -1,8 +1,8 @@
 """Fencing: the database refuses the writes of a late holder, by lease.atomic() and fenced_update().
 
-A process may be stopped between its last look at its lease and its write, for longer than the lease
-lasts, and write when somebody else has the lock. No lock over a network prevents that. The
-database does, if it compares the fences of the two in the transaction that writes.
+A process may be stopped between its last look at its lease and its write. If the lease ends
+meanwhile, it writes while another owner has the lock. No lock over a network prevents that. The
+database does, if it compares the two fences in the transaction that writes.
 
 The models are not imported before they are used: locks need no database.
 """
@@ -35,7 +35,7 @@ _NO_DATABASE = "django.db.backends.dummy"  # What Django makes of an alias witho
 
 
 def check_database(alias: object, argument: str) -> None:
-    """Refuse an alias without a database; the database itself is not asked.
+    """Refuse an alias without a database, without asking the database.
 
     Raises:
         ValueError: The message names the argument.
@@ -53,8 +53,8 @@ def check_database(alias: object, argument: str) -> None:
 def check_outermost(name: str, using: str, *, of_task: bool = False) -> None:
     """Refuse a transaction that would not be committed where its block ends.
 
-    It opens no connection: the caller may wait for the lock first, for longer than a database lets
-    an idle connection live.
+    It opens no connection: the caller may wait for the lock first, and a database closes
+    connections that are idle for too long.
 
     Raises:
         LockMisuse: The message shows the right order.
@@ -71,7 +71,7 @@ def check_outermost(name: str, using: str, *, of_task: bool = False) -> None:
         raise LockMisuse(
             name,
             f"a transaction of database {using!r} is open already. It would be committed after the"
-            " lock is released, and the next holder would read what was there before. "
+            " lock is released, and the next holder would read the old data. "
             + (CURE_OF_JOB if of_task else _order(name, using)),
         )
     if is_by_hand(connection):
@@ -141,22 +141,22 @@ def _rolled_back(name: str) -> TransactionManagementError:
 
 
 def _claim(lease: FencedLease, using: str) -> bool:
-    """Write down that this lease writes now. Any other waits here until its commit.
+    """Write down that this lease writes now. Other leases wait here until its commit.
 
     Returns:
         Whether that was done. If not, there is no row for the lock yet.
 
     Raises:
         StaleFence: A later lease has written.
-        LockMisuse: A lease of another alias has.
+        LockMisuse: A lease of another alias has written.
     """
     from django_redislock.fences import Fence
 
     row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name, lease.permit))
     # Two leases can have the same fence, if Redis lost its data while its clock was set back.
     is_not_newer = Q(fence__lt=lease.fence) | Q(fence=lease.fence, lease_id=lease.id)
-    # The write comes first. It locks the row, so what it has compared stays so until the commit;
-    # and SQLite refuses to write later if another has written since a first read.
+    # The write comes first. It locks the row, so its comparison stays true until the commit. And
+    # SQLite refuses a write after a read if another connection has written in between.
     if row.filter(is_not_newer, alias=lease.alias).update(
         fence=lease.fence, lease_id=lease.id, claimed_at=timezone.now()
     ):
@@ -181,8 +181,8 @@ def _claim(lease: FencedLease, using: str) -> bool:
 def _make_row(lease: FencedLease, using: str) -> None:
     """Make the row of a lock, before the transaction that claims it.
 
-    If two make it at once, both go on to claim it. Within their transactions one of them would have
-    to fail, by a deadlock or because its snapshot is too old.
+    If two leases make it at once, both go on to claim it. If they made it within their
+    transactions, one would fail, by a deadlock or because its snapshot is too old.
     """
     from django_redislock.fences import Fence
 
@@ -201,13 +201,13 @@ class FencedUpdate(NamedTuple):
     """The outcome of a fenced_update()."""
 
     updated: int  #: Rows that were written.
-    refused: int  #: Rows that a later lease has written, and that stay as they are.
+    refused: int  #: Rows that stay as they are, since a later lease has written them.
 
 
 def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any) -> FencedUpdate:
     """Update the rows that no later lease has written, and write the fence of this one into them.
 
-    The rows need a field ``fence``, as those of FencedModel have, so no table of fences is needed.
+    The model needs a field ``fence``, as FencedModel has it; a table of fences is not needed.
     Select rows by something that does not change, such as their key.
 
     Args:
@@ -228,9 +228,9 @@ def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any)
     lease.ensure_held()
     from django_redislock.fences import where_written
 
-    # The rows are to be counted where they are written.
+    # Count the rows where they are written.
     rows = _by_key(where_written(queryset))
-    # Both in one transaction: nobody writes to an updated row before it is known what was refused.
+    # Both in one transaction: nobody writes to an updated row before the refused ones are counted.
     with transaction.atomic(using=rows.db):
         updated = rows.filter(fence__lte=lease.fence).update(**values, fence=lease.fence)
         refused = _count_now(rows.filter(fence__gt=lease.fence))
@@ -240,8 +240,8 @@ def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any)
 def _by_key(rows: QuerySet[Any]) -> QuerySet[Any]:
     """The same rows, selected by their keys alone if the query has other tables too.
 
-    With those, Django puts all conditions into a subquery. A database that has waited for another
-    transaction does not evaluate that again, and so would not see a newer fence.
+    With other tables, Django puts all conditions into a subquery. A database does not evaluate that
+    again after it has waited for another transaction, so it would miss a newer fence.
     """
     if rows.query.count_active_tables() <= 1:  # As Django decides it.
         return rows
@@ -253,7 +253,7 @@ def _by_key(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def _count_now(rows: QuerySet[Any]) -> int:
-    """How many rows there are for an update."""
+    """Count the rows as an update would find them."""
     if connections[rows.db].vendor != "mysql":
         return rows.count()
     # At REPEATABLE READ, a plain read sees the state at its transaction's first read.

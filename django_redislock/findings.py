@@ -1,4 +1,4 @@
-"""What an examination found: ``manage.py locks doctor`` and ``check --deploy`` print these."""
+"""The findings of an examination, for ``manage.py locks doctor`` and ``check --deploy``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Finding:
     id: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """What ``locks doctor --json`` prints of it."""
+        """The output of ``locks doctor --json`` about it."""
         return {
             "about": self.about,
             "level": self.level,

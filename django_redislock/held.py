@@ -1,4 +1,4 @@
-"""The locks that are held right now, for programs: list, look, release by force, hold back.
+"""The locks that are held right now, for programs: list, look, force a release, hold.
 
 The admin page and ``manage.py locks`` are made of these.
 """
@@ -59,7 +59,7 @@ MOST_WAITERS_NAMED = 100
 MOST_COMPARED = 1000  # Names of each index, to find similar ones.
 CIRCLES_WITHIN = 1.0  # Seconds for which circles of waits are looked for.
 
-# Errors that keep us from looking; see problem().
+# Errors that make a look impossible; see problem().
 PROBLEMS = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 
@@ -71,16 +71,16 @@ def list(  # noqa: A001
     latest_first: bool = False,
     only: Selection | None = None,
 ) -> HeldLocks:
-    """Up to *limit* held locks of one alias, those first that end first.
+    """Up to *limit* held locks of one alias, ordered by the ends of their leases.
 
     It takes a few round trips and never scans the keyspace.
 
     Args:
         using: Alias in REDISLOCK.
-        limit: How many at most; 100,000 are the most that it gives.
-        offset: How many to pass over.
-        latest_first: Those that end last come first.
-        only: Leave out others. At most 10,000 locks are looked at to find them.
+        limit: How many at most, up to 100,000.
+        offset: How many to skip.
+        latest_first: Whether those that end last come first.
+        only: Which locks to list. At most 10,000 locks are looked at to find them.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -112,7 +112,7 @@ def list(  # noqa: A001
 
 
 def every(*, using: str = DEFAULT_ALIAS, only: Selection | None = None) -> Iterator[HeldLock]:
-    """All held locks of one alias, however many: for programs that act on all that are meant.
+    """All held locks of one alias, however many: for programs that act on all of a selection.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -134,9 +134,9 @@ def get(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> 
     """The lock *name*, or None if nobody holds it.
 
     Args:
-        name: "gpu#2" is the second permit of "gpu"; or else the lock that is called just so.
-        permit: The number of a permit. If given, the name is taken as it is, and 1 is the lock of
-            that name itself.
+        name: "gpu#2" is the second permit of "gpu" if that is held, else the lock named "gpu#2".
+        permit: The number of a permit. If given, the name is taken literally, and 1 is the lock
+            itself.
         using: Alias in REDISLOCK.
 
     Raises:
@@ -147,7 +147,7 @@ def get(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> 
 
 
 def _meant_by(name: str, permit: int | None) -> Sequence[Permit]:
-    """What may be meant, see get(); the likeliest first."""
+    """The locks that the name may mean, see get(); the likeliest first."""
     return meant_by(name) if permit is None else [Permit(check_name(name), permit)]
 
 
@@ -165,7 +165,7 @@ def look_at(permits: Iterable[Permit], *, using: str = DEFAULT_ALIAS) -> Iterato
 
 
 def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> Detail:
-    """Who holds the lock *name*, who waits for it, and who held it before.
+    """The holder of the lock *name*, its waiters, and its past leases.
 
     Args:
         name: See get().
@@ -177,11 +177,11 @@ def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) 
         LockUnavailable: The server did not or could not answer.
     """
     found = details(_meant_by(name, permit), using=using)
-    # One that is held, or else has been.
+    # The one that is held, or else was held.
     shown = max(found, key=lambda one: (one.lock is not None, bool(one.past)))
     others = [Permit(shown.key.name, number) for number in range(1, shown.limit + 1)]
     if len(others) == 1 and (shown.lock is None or shown.lock.owner.operator):
-        # Nobody tells of a limit here, but a higher permit may be held all the same.
+        # No owner says a limit here, but a higher permit may still be held.
         listed = backends[using].held_permits(MOST_LOOKS).permits
         others = [one for one in listed if one.name == shown.key.name]
     held_too = look_at([one for one in others if one != shown.key], using=using)
@@ -189,7 +189,7 @@ def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) 
 
 
 def details(permits: Sequence[Permit], *, using: str = DEFAULT_ALIAS) -> Sequence[Detail]:
-    """The same of several locks, without the other permits of each, in one round trip.
+    """As detail(), for several locks in one round trip, without the other permits of each.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -236,7 +236,7 @@ def _read_detail(backend: Backend, permit: Permit, looked: Any, found: InspectRe
 
 
 def record_of(detail: Detail) -> Record | None:
-    """The record of the task runs under a lock, whichever permit they had.
+    """The record of the task runs under a lock, over all its permits.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -245,7 +245,7 @@ def record_of(detail: Detail) -> Record | None:
 
 
 def unknown(detail: Detail, record: Record | None) -> str:
-    """A sentence that nothing is known of a lock; "" if anything is."""
+    """A sentence that says that nothing is known of a lock; "" if anything is."""
     if detail.lock or detail.others or detail.waiters or detail.past or record:
         return ""
     return "Nothing is known of it: no lease of a second or longer, and no run of a task."
@@ -254,7 +254,7 @@ def unknown(detail: Detail, record: Record | None) -> str:
 def similar(name: str, *, using: str = DEFAULT_ALIAS) -> Sequence[str]:
     """Up to three other names like *name*, the most similar first, in case it is misspelt.
 
-    They are looked for among up to 1,000 locks that are held and 1,000 that tasks ran under last.
+    It compares up to 1,000 held locks, and the 1,000 under which tasks ran last.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -268,7 +268,7 @@ def similar(name: str, *, using: str = DEFAULT_ALIAS) -> Sequence[str]:
 def known_permits(
     limit: int, *, using: str = DEFAULT_ALIAS
 ) -> tuple[Sequence[Permit], bool, Sequence[str]]:
-    """Up to *limit* locks that are held, each permit for itself, and *limit* that tasks ran under.
+    """Up to *limit* held locks or permits, and up to *limit* under which tasks ran.
 
     Returns:
         Each once; whether there are more; and the servers that did not answer.
@@ -293,27 +293,28 @@ def force_release(
 ) -> bool:
     """End exactly the lease *id* of the lock *name*; the next waiter gets the lock.
 
-    The holder is not stopped: its lease is lost, with the reason "forced", at its next renewal; if
-    there is none, at its end.
+    The holder is not stopped. It loses its lease, with the reason "forced", at the next renewal;
+    without renewals, at the release.
 
     Args:
         name: The lock, or "gpu#2" for the second permit of "gpu".
-        id: The lease that was seen; a newer one is left alone.
+        id: The lease that was seen. A newer lease is not touched.
         permit: See get().
         using: Alias in REDISLOCK.
-        by: Who does it, for the audit log.
+        by: The operator, for the audit log.
         reason: Why, for the audit log.
 
     Returns:
-        Whether it was ended; False if it was gone or somebody newer holds the lock.
+        Whether the lease was ended; False if it was over already.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    # An id that cannot be encoded is a typing error on a shell that is not UTF-8. The second
-    # argument is an id of this request: the server recognises it if the first answer was lost.
+    # An id that cannot be encoded is a typing error in a shell that is not UTF-8. The second
+    # argument is the id of this request, by which the server recognises it if the first answer was
+    # lost.
     request = secrets.token_hex(8)
     args = id.encode(errors="replace"), request, backend.retention
     meant = _meant_by(name, permit)
@@ -324,8 +325,8 @@ def force_release(
         return ForceReleaseReply(*backend.run(flows.result_of(call)))
 
     extra = dict(logs.of(lock=name, alias=using, lease=id, reason=reason or None))
-    # Owners, operators and reasons may come from anybody: with %r none forges a line of the log.
-    try:  # No two leases have the same id, so at most one of those that may be meant is ended.
+    # Anybody may write owners, operators and reasons: with %r none forges a line of the log.
+    try:  # No two leases have the same id, so at most one is ended.
         reply = next((one for one in map(end, meant) if one.word == RELEASED), None)
     except LockUnavailable:
         text = "Lock %r (%s): whether lease %r was released is unknown, by %r, reason %r"
@@ -346,10 +347,10 @@ def force_release(
 
 
 def hold_seconds(lasts: Seconds) -> float:
-    """For how many seconds a lock is to be held back.
+    """The seconds of a hold, checked.
 
     Raises:
-        ValueError: It is no duration, or shorter than a second, or longer than 30 days.
+        ValueError: The time is no duration, or shorter than a second, or longer than 30 days.
     """
     found = seconds(lasts, "The time of a hold", least=1.0)
     if found > LONGEST_HOLD:
@@ -368,26 +369,26 @@ def hold(
 ) -> bool:
     """Keep the lock *name* from everybody for a while, as for maintenance; see unhold().
 
-    A run that holds it ends as it would; then the hold begins, before all waiters. Of a lock with a
-    limit it has all permits, as soon as the first is free: runs under the others end as they would,
-    and nobody gets one. The time counts from now.
+    If somebody holds the lock, the hold begins after that lease, before all waiters. Of a lock with
+    a limit, the hold has all permits as soon as the first is free: runs under the others go on to
+    their end, and nobody gets a permit. The time counts from now.
 
     Args:
-        name: The lock, and never a permit of it: "gpu#2" is the lock that is called so.
+        name: The lock, never a permit of it: "gpu#2" is the lock of that name.
         lasts: For how long, in seconds or as a timedelta; at most 30 days.
-        by: The operator: who holds it, to all who look or are told that it is not free.
-        reason: Why, for the same.
+        by: The operator, shown as the holder.
+        reason: Why, shown beside the operator.
         using: Alias in REDISLOCK.
-        wait: Seconds to wait, on a quorum, until nobody else holds it: there is no queue to stand
-            in, and the time counts from then.
+        wait: On a quorum, seconds to wait until nobody else holds the lock, since a quorum has no
+            queue. The time of the hold counts from then.
 
     Returns:
-        Whether it has begun; False if somebody holds the lock, after whom it begins.
+        Whether the hold has begun; False if it begins after the lease of the present holder.
 
     Raises:
         ValueError: The time is too short or too long, or nobody is named.
-        LockTimeout: Another hold is in the way, which the error has the reason of; or on a quorum,
-            anybody else is.
+        LockTimeout: Another hold is in the way; the error has its reason. Or, on a quorum, anybody
+            else holds the lock.
         InvalidLockName: The name cannot be a lock's name.
         LockUnavailable: The server did not or could not answer.
     """
@@ -426,15 +427,15 @@ def hold(
 
 
 def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
-    """End the hold of the lock *name*; the next waiter gets the lock. No other lease is touched.
+    """End the hold of the lock *name*; the next waiter gets the lock. Other leases stay.
 
     Args:
         name: The lock.
         using: Alias in REDISLOCK.
-        by: Who does it, for the audit log.
+        by: The operator, for the audit log.
 
     Returns:
-        Whether there was one, begun or not.
+        Whether there was a hold, begun or not.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
@@ -444,7 +445,7 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
     name = check_name(name)
     call = Call(scripts.UNHOLD, name, (backend.retention,), backend.within)
     answer = backend.run(flows.answer_to(call))
-    # If the first try was not answered, it may be the one that has ended it.
+    # If the first try was not answered, it may have ended the hold.
     if not answer.value and answer.unanswered_since == math.inf:
         return False
     owner = Owner.unpack(answer.value.decode(errors="replace"))
@@ -455,7 +456,7 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
 
 
 def why_not_released(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> str:
-    """A sentence that says who has the lock now, after force_release() found nothing to release.
+    """A sentence that names the present holder, after force_release() found nothing to release.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -471,7 +472,7 @@ def why_not_released(name: str, *, permit: int | None = None, using: str = DEFAU
 def problem(error: Exception, alias: str) -> str:
     """Why an alias cannot be looked at (see PROBLEMS), as a sentence without secrets.
 
-    Of a server that cannot answer it says which one that is.
+    It names a server that cannot answer.
     """
     if not isinstance(error, LockUnavailable):
         return visible(str(error))
@@ -491,7 +492,7 @@ def silence(silent: Iterable[str], alias: str) -> dict[str, str]:
 
 
 def tells_where(alias: str) -> bool:
-    """Whether locks are kept on several servers, so that each says on which one.
+    """Whether the alias keeps its locks on several servers, so that each lock names its server.
 
     Raises:
         ImproperlyConfigured: Something about the alias is wrong.
@@ -504,7 +505,7 @@ def _read_look(
 ) -> HeldLock | None:
     """Judge what the server shows of a lock; None if nobody holds it.
 
-    Until that time it is looked for a circle, if the holder waits.
+    If the holder waits itself, look for a circle of waits until *until*, by the clock.
     """
     holding, expires_in = look.holding, look.expires_in
     if holding is None:
@@ -552,11 +553,11 @@ def _circle(backend: Backend, look: LookReply, until: float) -> str:
 
 
 def _least_left(backend: Backend, ttl: float) -> float:
-    """Seconds that are left of a lease whenever somebody looks, if its owner renews it in time.
+    """The least seconds that are left of a lease whose owner renews it in time.
 
-    It is renewed each third of the ttl. A renewal that is not answered is sent again until the
-    operation timeout is over, so it may come that much later. The owner's operation timeout is not
-    known here: it is taken for LONGEST_OPERATION at least, and for a third of the ttl at most.
+    The owner renews it each third of the ttl. An unanswered renewal is sent again until the
+    operation timeout is over, so it may come that much later. We do not know the owner's operation
+    timeout: we assume LONGEST_OPERATION at least, and a third of the ttl at most.
     """
     late = min(max(backend.operation_timeout(ttl), LONGEST_OPERATION), ttl / 3)
     return ttl - ttl / 3 - late

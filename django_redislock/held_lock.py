@@ -1,4 +1,4 @@
-"""A held lock as operators and programs see it: who holds it, who waits, who had it before.
+"""A held lock as operators and programs see it: its holder, its waiters, its past leases.
 
 Imported from held.py, which finds them.
 """
@@ -31,7 +31,7 @@ CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its t
 class HeldLock(Jsonable):
     """One held lock, or one held permit. Durations are seconds; None means unknown."""
 
-    name: str  #: Of a permit beyond the first with its number: "gpu#2".
+    name: str  #: Beyond the first permit with its number: "gpu#2".
     alias: str
     state: State
     id: str  #: Lease id, for force_release().
@@ -39,21 +39,21 @@ class HeldLock(Jsonable):
     owner: Owner
     held_for: float | None
     expires_in: float | None
-    ttl: float | None = None  #: As granted, or as renew(ttl=...) has made it longer.
+    ttl: float | None = None  #: As granted, or as lengthened by renew(ttl=...).
     renewals: int
     waiters: int
     where: str = ""  #: Which of several servers keeps it.
     gone: bool = False  #: Its owner was a process of this host, and does not exist any more.
     strange: str = ""  #: Of a foreign lock, the kind of value: "a list of 3 elements".
     newer_format: int | None = None  #: That of its lease, if only a newer version can read it.
-    handed_over: bool = False  #: Whoever has the baton may take it up; its owner is who gave that.
+    handed_over: bool = False  #: The bearer of a baton may take it up; its owner made the baton.
     waits_for: str = ""  #: The lock that its holder waits for, once it has waited for a second.
-    circle: str = ""  #: If that wait can never end, why: who holds and waits for what.
+    circle: str = ""  #: If that wait can never end: the circle of holders and locks.
     number: int = 1  #: Of the permit, by its key.
 
     @property
     def key(self) -> Permit:
-        """What is held, also if another lock is called "gpu#2"."""
+        """The lock or permit itself, even if another lock is named "gpu#2"."""
         return Permit.labelled(self.name, self.number)
 
     @property
@@ -78,7 +78,7 @@ class HeldLock(Jsonable):
 
     @property
     def ends(self) -> str:
-        """A clause to put behind ``expires_in``: what becomes of the lock then; "" if unknown."""
+        """A clause to follow ``expires_in``: what becomes of the lock then; "" if unknown."""
         if self.expires_in is None or self.state == "foreign":
             return ""
         if self.handed_over:
@@ -123,7 +123,7 @@ class HeldLock(Jsonable):
 
     @property
     def _cannot_be_read(self) -> str:
-        """What its key holds that this version cannot read, as a sentence; "" if it can."""
+        """Why this version cannot read the value of its key, as a sentence; "" if it can."""
         if self.state == "foreign":
             return f"Not a lock of ours but {self.strange}, which somebody else wrote to its key."
         if self.newer_format is not None:
@@ -134,7 +134,7 @@ class HeldLock(Jsonable):
         return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that are printed; ``note`` says what ``strange`` does."""
+        """The fields that are printed; ``note`` includes ``strange``."""
         more = {"permit": self.permit or None, "note": self.note or None}
         printed = {**super().as_dict(), **more}
         del printed["strange"], printed["number"]
@@ -147,7 +147,7 @@ class HeldLocks(list[HeldLock]):
     Attributes:
         total: How many there are in all, by the server's index.
         partial: Whether there may be more than were asked for or looked at.
-        silent: The servers that did not answer, if there are several. Their locks are missing.
+        silent: Of several servers, those that did not answer. Their locks are missing.
     """
 
     total: int = 0
@@ -157,9 +157,9 @@ class HeldLocks(list[HeldLock]):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiter(Jsonable):
-    """An owner who is queued for a lock."""
+    """An owner in the queue of a lock."""
 
-    id: str  #: Of the lease it will have.
+    id: str  #: The id of the lease that it will have.
     owner: Owner
     waiting_for: float  #: Seconds.
 
@@ -168,19 +168,20 @@ class Waiter(Jsonable):
 class PastLease(Jsonable):
     """A lease that has ended.
 
-    Noted are leases that lasted a second, were renewed, were released by force, or were a task's.
+    The server notes leases that lasted a second, were renewed, were released by force, or were a
+    task's.
     """
 
     id: str
     fence: int
     owner: Owner
     since: float  #: Server time, seconds since the epoch.
-    until: float | None  #: None: nobody knows, since its owner never released it.
+    until: float | None  #: None: unknown, since its owner never released it.
     ended: Ended
 
     @property
     def lasted(self) -> float | None:
-        """Seconds for which it was held; None if nobody knows."""
+        """Seconds for which it was held; None if unknown."""
         return None if self.until is None else self.until - self.since
 
 
@@ -191,7 +192,7 @@ class Detail:
     name: str  #: As that of a HeldLock.
     alias: str
     lock: HeldLock | None  #: None: nobody holds it.
-    waiters: list[Waiter]  #: For any permit of the name, the next to be served first.
+    waiters: list[Waiter]  #: For any permit of the name, in the order of the queue.
     past: list[PastLease]  #: The oldest first.
     server_time: float  #: Seconds since the epoch.
     number: int = 1  #: Of the permit.
@@ -199,7 +200,7 @@ class Detail:
 
     @property
     def key(self) -> Permit:
-        """What it is, also if another lock is called "gpu#2"."""
+        """The lock or permit itself, even if another lock is named "gpu#2"."""
         return Permit.labelled(self.name, self.number)
 
     @property
@@ -215,7 +216,7 @@ class Detail:
 
     @property
     def limit(self) -> int:
-        """How many permits the name has, by those who hold it, wait for it or held it; or 1."""
+        """How many permits the name has, by its holders, waiters and past leases; or 1."""
         holders = [*self.others, self.lock] if self.lock else self.others
         some = holders, self.waiters, self.past
         return limit_of(one.owner for those in some for one in those)
@@ -223,15 +224,15 @@ class Detail:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which locks are meant. An empty field admits all.
+    """Selects locks. An empty field admits all.
 
     Attributes:
-        search: Is part of the name, or of what is known about the owner, in any case.
-        state: Is the state; "permit" means the permits of locks with a limit, in any state.
-        host: Is the owner's host.
-        task: Is the full name of the owner's task.
-        prefix: Is how the name begins.
-        older_than: Seconds for which the lock has been held, or longer.
+        search: A part of the name, or of the owner's data, in any case.
+        state: The state; "permit" means the permits of locks with a limit, in any state.
+        host: The owner's host.
+        task: The full name of the owner's task.
+        prefix: The beginning of the name.
+        older_than: Seconds for which the lock has been held at least.
     """
 
     search: str = ""
@@ -247,17 +248,17 @@ class Selection:
             object.__setattr__(self, part, unicodedata.normalize("NFC", getattr(self, part)))
 
     def check(self) -> None:
-        """Refuse an unknown state: no lock would ever be in it, which would look healthy.
+        """Refuse an unknown state: no lock would ever be in it, and that would look healthy.
 
         Raises:
-            ValueError: The state is none of those.
+            ValueError: There is no such state.
         """
         if self.state and self.state not in STATES:
             known = ", ".join(map(repr, STATES))
             raise ValueError(f"state must be one of {known}, or empty, not {self.state!r}.")
 
     def admits(self, lock: HeldLock) -> bool:
-        """Whether *lock* is meant."""
+        """Whether *lock* is selected."""
         owner = lock.owner
         return (
             (not self.state or self.state in _states(lock))
@@ -282,7 +283,7 @@ class Selection:
 
 
 def limit_of(owners: Iterable[Owner]) -> int:
-    """How many permits a name has, by what its owners say, which may be anybody; or 1."""
+    """How many permits a name has, as its owners say, or 1. Bounded: anybody may be an owner."""
     return min(max([1, *(one.limit for one in owners)]), MOST_PERMITS)
 
 

@@ -1,4 +1,4 @@
-"""Who asks for a lock, and holds it: a thread or an asyncio task; for humans, an owner."""
+"""The holder of a lock: a thread or an asyncio task; for humans, an owner."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from django_redislock.activity import Activity
 
-# None without a loop, where get_running_loop() would raise, ten times as slow.
+# Returns None without a loop. get_running_loop() would raise, ten times as slow.
 running_loop = asyncio._get_running_loop
 
 
 def must_not_block() -> bool:
     """Whether blocking code is refused here, since it would stop the event loop of this thread.
 
-    As Django's ORM refuses it, and with the same way out.
+    Django's ORM refuses it in the same case, with the same way out.
     """
     return running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
 
@@ -66,7 +66,7 @@ def current_holder() -> asyncio.Task[Any] | Thread:
 
 
 def new_holder(*, for_block: bool) -> tuple[ReferenceType[object], Caller | None]:
-    """What a lease granted here belongs to; if that is a thread, also the caller that it serves.
+    """The holder of a lease granted here; if it is a thread, also the caller that it serves.
 
     Args:
         for_block: Whether the end of a block releases the lease.
@@ -77,7 +77,7 @@ def new_holder(*, for_block: bool) -> tuple[ReferenceType[object], Caller | None
     caller = NOBODY
     if hasattr(SyncToAsync.threadlocal, "main_event_loop") and (serving := _serving()):
         caller = Caller(_call_in(serving))
-        if not for_block:  # A block ends within its call. A search looks at every task of the loop.
+        if not for_block:  # A block ends within its call; a search looks at all tasks of the loop.
             caller.find_task(serving.f_locals["loop"])
     return ref(_this_thread.holder), caller
 
@@ -86,7 +86,7 @@ def new_holder(*, for_block: bool) -> tuple[ReferenceType[object], Caller | None
 
 
 class _LastOwner(threading.local):
-    """The owner that a thread had last, which it is until its activity or its process changes."""
+    """The last owner of a thread, valid until the thread's activity or process changes."""
 
     process: object = None
     activity: Activity | None = None
@@ -97,18 +97,18 @@ class _LastOwner(threading.local):
 
 _last = _LastOwner()
 
-# Tells the traceparent of the span that the caller is in, "" outside of one. See trace_owners().
+# Returns the traceparent of the caller's span, "" outside of one. See trace_owners().
 _traceparent: Callable[[], str] | None = None
 
 
 def trace_owners(traceparent: Callable[[], str] | None) -> None:
-    """Have each owner tell in which span it asks; or no more, with None."""
+    """Have each owner name the span in which it asks; None ends that."""
     global _traceparent, _last
     _traceparent, _last = traceparent, _LastOwner()
 
 
 def current_owner(limit: int = 0) -> Owner:
-    """The owner that a lease granted now will have; with a *limit*, of one of so many permits."""
+    """The owner of a lease granted now; with a *limit*, of one of that many permits."""
     activity = current_activity.get()
     if (
         _last.activity is not activity
@@ -150,14 +150,14 @@ def _command() -> str:
 
 # --- threads that sync_to_async lends to many asyncio tasks ---------------------------------------
 
-# asgiref does not tell such a thread which task has made the call that it serves. But it makes a
-# list for each call, `task_context`, which stands in a frame of the thread and in one of the task.
+# asgiref does not tell such a thread which task it serves. But for each call it makes a list,
+# `task_context`, which stands in a frame of the thread and in one of the task.
 _ASGIREF = vars(sync)
 LONGEST_STEP = 1.0  # Seconds that a task may take to suspend itself after it has made a call.
 
 
 class Caller:
-    """Whom a thread serves: a task, by a call of sync_to_async; or nobody.
+    """The caller that a thread serves: a task, by a call of sync_to_async; or nobody.
 
     Args:
         call: asgiref's list for that call.
@@ -170,9 +170,10 @@ class Caller:
         self._task: ReferenceType[asyncio.Task[Any]] | None = None  # Once it is found.
 
     def find_task(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the event loop find the task, by which its later calls will be known.
+        """Have the event loop find the task, so that its later calls are recognised.
 
-        The loop does so before it hears of the end of this call, so the task still waits for that.
+        The loop does so before it hears of the end of this call, so the task still waits for the
+        call.
         """
         with suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(self._find_task, loop)
@@ -198,8 +199,9 @@ NOBODY = Caller(None)
 def _serving() -> FrameType | None:
     """The frame of the call that the running thread serves; None if it serves nobody.
 
-    What a served function awaits by async_to_sync, and that calls by sync_to_async again, is part
-    of the function's own call. A task that is begun there makes calls of its own.
+    A served function may await a coroutine by async_to_sync. If the coroutine calls by
+    sync_to_async again, that is part of the function's own call. A task that is begun there makes
+    calls of its own.
     """
     serving: FrameType | None = None
     frame = currentframe()
@@ -248,6 +250,6 @@ def _awaited_by(one: Any) -> Any:
     for name in ("cr_await", "gi_yieldfrom", "ag_await"):
         if hasattr(one, name):
             return getattr(one, name)
-    # One step of an async generator, say; it does not tell what it is a step of, but refers to it.
+    # One step of an async generator, say: it does not name the generator, but refers to it.
     inner = (it for it in gc.get_referents(one) if isasyncgen(it) or iscoroutine(it))
     return next(inner, None)

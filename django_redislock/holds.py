@@ -1,8 +1,8 @@
-"""How a handle acquires and releases: which lease belongs to whom, from the request on.
+"""How a handle acquires and releases, and which holder each lease belongs to.
 
-Each method here may be interrupted between any two of its lines, by a signal handler that raises.
-So what the server may have granted is noted before anything else is done, and whatever leaves a
-method undoes it or says that it is over.
+A signal handler that raises may interrupt each method here between any two of its lines. So a
+method first notes what the server may have granted. An exception that leaves the method undoes the
+grant, or says that it is over.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ if TYPE_CHECKING:
 
 logger = logs.logger("django_redislock")
 
-# Leases at least this long, in seconds, and those of tasks are noted in the timeline of who held a
-# lock. Shorter ones would only push these out, and cost a release more than it takes.
+# Leases at least this long, in seconds, and those of tasks are noted in the timeline of a lock.
+# Shorter ones would push these out, and a note would cost more than the release itself.
 NOTED_FROM = 1.0
-# What RELEASE_BEFORE_COMMIT has the log be told of.
+# Values of RELEASE_BEFORE_COMMIT with which a release before the commit is logged.
 _TOLD = ("warn", "error")
-# What has the transactions of the thread judged before the lock is taken.
+# Values with which the thread's transactions are judged before the lock is taken.
 REFUSED = ("error", DEFER)
 # Leases of one handle that have ended without a release; the oldest are forgotten.
 MOST_HOLDS = 1000
-MOST_NAMES = 4096  # Of which it is known whether they are locks with a limit.
+MOST_NAMES = 4096  # Names known to be of locks with or without a limit.
 
 
 class Hold:
-    """What one acquire, or one entry of a block, got by a handle."""
+    """One acquire, or one entry of a block, by a handle."""
 
     lease: Lease | None = None
     over = False  # Released within its block, which has not been left yet.
     transaction: AbstractContextManager[None] | None = None  # That of the block.
     parts: Sequence[Any] = ()  # Of a joint lock: see joint_holds.Part.
-    blocked_by: bytes | None = None  # The owner who had the lock when its wait began, if it waited.
+    blocked_by: bytes | None = None  # The owner of the lock when the wait began, if it waited.
 
     def __init__(self, backend: Backend, terms: Terms, block: bool) -> None:
         # A lease stays with the backend and the settings that granted it.
@@ -76,7 +76,7 @@ class Hold:
         self.process = process.current
 
     def is_of(self, holder: object) -> bool:
-        """Whether *holder* got it."""
+        """Whether it is a hold of *holder*."""
         if self.lease is None or self.lease.state.holder() is not holder:
             return False
         caller = self.lease.state.caller
@@ -101,15 +101,15 @@ class Hold:
 
 
 class Holds:
-    """What one handle holds: the private half of lock.Lock."""
+    """The holds of one handle: the private half of lock.Lock."""
 
     __slots__ = ("_holds", "_options", "_place", "_run", "name", "template")
 
     name: str
     template: str  # The name as it was written.
     _options: Options
-    _run: flows.RunMarker | None  # The run of a task that it is for.
-    _place: str  # Where it stands as a decorator.
+    _run: flows.RunMarker | None  # The run of a task, if it is for one.
+    _place: str  # Where the decorator stands.
     _holds: list[Hold]  # The newest last.
 
     def _own_hold(self) -> Hold | None:
@@ -120,8 +120,9 @@ class Holds:
         return None
 
     def _hold_to_end(self, *, block: bool) -> Hold | None:
-        """What a release or the end of a *block* ends: the caller's last, or else the only one."""
-        # Of a copy: other threads take out theirs meanwhile, and one of ours would be passed over.
+        """The hold to end, by a release or the end of a *block*: the caller's last, or the only
+        one."""
+        # A copy: other threads take out theirs meanwhile, and a loop would pass over one of ours.
         every = tuple(self._holds)
         if len(every) > 1:
             every = tuple([hold for hold in every if (hold.block if block else not hold.over)])
@@ -132,11 +133,11 @@ class Holds:
         return hold if hold is not None and (hold.block if block else not hold.over) else None
 
     def _add(self, hold: Hold) -> None:
-        """Note it in the handle, which holds something already."""
+        """Add *hold* to a handle that has other holds."""
         me = current_holder()
         over = [other for other in tuple(self._holds) if other.over and other.is_of(me)]
         if over and not hold.block:
-            # Acquired again within a block that it was released in: the block's end ends it.
+            # Released and acquired again within a block: the block's end ends this hold.
             hold.block = True
             self._holds.append(hold)
             self._remove(over[-1])
@@ -153,10 +154,10 @@ class Holds:
             self._holds.remove(hold)
 
     def _drop(self, hold: Hold, *, block: bool) -> int:
-        """Count it no more. Returns how many acquires of its lease are left.
+        """End *hold*. Returns how many acquires of its lease are left.
 
         A hold of a block stays in the list until the block ends. Without it, the end of the block
-        would find that of another thread there.
+        would find a hold of another thread.
         """
         lease = hold.lease
         assert lease is not None
@@ -180,8 +181,9 @@ class Holds:
         """As acquire(), with the whole outcome. For the package's own integrations.
 
         Args:
-            block: Whether ``__exit__()`` ends what is got, as for a block; else ``release()``.
-            since: When the wait began of which this is a part. The caller tells if it runs out.
+            block: Whether ``__exit__()`` ends the hold, as of a block; else ``release()`` does.
+            since: When the whole wait began, if this is a part of it. The caller tells if it runs
+                out.
         """
         hold = self._new_hold(block=block)
         backend, form = hold.backend, None
@@ -273,7 +275,7 @@ class Holds:
         return Hold(backend, backend.terms(self._options), block)
 
     def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
-        """The lease we are in already, if it may be taken again; None if we are in none."""
+        """The lease that this holder has already, if it may be taken again; None if it has none."""
         me = current_holder()
         now = hold.backend.clock()
         limit, in_the_way = hold.terms.limit, 0
@@ -317,7 +319,7 @@ class Holds:
             markers = DoneMarkers(options.once > 0, run.id, hold.backend.retention)
         elif options.once:
             markers = DoneMarkers(once=True)
-        # What might have been a template was not judged by its length before.
+        # A name that might be a template was not checked for its length before.
         name = check_name(self.name) if "{" in self.name else self.name
         with_limit, known = options.limit is not None, hold.backend.has_limit
         if known.setdefault(name, with_limit) is not with_limit:
@@ -392,7 +394,7 @@ class Holds:
             yield self._news(signal, {"template": self._template_of(name), **told})
 
     def _template_of(self, name: str) -> str:
-        """That of one of its names."""
+        """The template of one of its names."""
         return self.template
 
     def _news(self, signal: Signal, news: dict[str, Any]) -> Notify:
@@ -408,7 +410,7 @@ class Holds:
         ends: float,
         permit: int,
     ) -> Lease:
-        """Make the lease of a grant, and have it looked after."""
+        """Make the lease of a grant, and let the backend look after it."""
         terms, backend, name = hold.terms, hold.backend, form.name
         until = at + terms.max_hold
         holder, caller = new_holder(for_block=hold.block)
@@ -431,7 +433,7 @@ class Holds:
     def _undo(self, hold: Hold, form: FirstTry | None = None, *, block: bool) -> Flow[bool] | None:
         """After an interrupt: drop *hold*. Returns the flow that ends its lease, if one is needed.
 
-        The server may have granted what is in *form*, unless its flow knows; that undoes it.
+        The server may have granted *form*. If its flow knows of it, the flow undoes the grant.
         """
         if hold.process is not process.this():
             return None
@@ -521,7 +523,7 @@ class Holds:
             return None
         now = backend.clock()
         if now >= state.ends:
-            backend.note_expiry(lease)  # Before it is ended, which it then would be instead.
+            backend.note_expiry(lease)  # Before it is ended here: an ended lease does not expire.
         if self._drop(hold, block=block) > 0:
             return None
         if hold.terms.release_before_commit in _TOLD:
@@ -531,7 +533,7 @@ class Holds:
                     transactions.warn(self.name, backend.alias, self._place, of_task=of_task)
                     break
         backend.leases.discard(lease)
-        # One that was renewed has a beginning in the timeline, so it must have an end.
+        # A renewed lease has a beginning in the timeline, so it must have an end.
         noted = state.renewals or now - state.granted_at >= NOTED_FROM or lease.owner.task
         ended = ("done" if success else "failed") if noted or self._run else ""
         min_hold, once = (options.min_hold, options.once) if success else (0.0, 0.0)
@@ -542,10 +544,11 @@ class Holds:
     def _defer(self, hold: Hold, success: bool) -> str | None:
         """Let the transactions that are open hold the lease too, until they are over.
 
-        Returns the alias of a database whose commit nobody hears of, if there is one.
+        Returns the alias of a database with autocommit off, if there is one: nobody hears of its
+        commit.
         """
         if hold.over or not hold.may_be_held:
-            return None  # It is over, which the block or release() will say.
+            return None  # It is over; the block or release() will say so.
         theirs = self._hold_of_transactions(hold)
         lease = theirs.lease
         assert lease is not None
@@ -556,14 +559,14 @@ class Holds:
         return transactions.by_hand()
 
     def _hold_of_transactions(self, hold: Hold) -> Hold:
-        """What transactions are to hold of the same lease; it is over until they do."""
+        """A hold of the same lease for transactions; it counts as over until they have it."""
         terms = hold.terms._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, block=True)
         theirs.lease, theirs.over = hold.lease, True
         return theirs
 
     def _end_deferred(self, hold: Hold, success: bool, committed: bool) -> None:
-        """The transactions are over. An error is logged: no code is left that could catch it."""
+        """End the lease after its transactions. Errors are logged: no code can catch them."""
         if hold.over or hold.lease is None:
             return  # The release was interrupted before they held it.
         try:
@@ -585,8 +588,8 @@ class Holds:
         now = backend.clock()
         if state.is_lost:
             if state.lost_reason(now) in {"expired", "unreachable"}:
-                # A renewal that was answered too late, or not at all, may have kept it on the
-                # server, for others to wait for.
+                # A renewal that was answered too late, or never, may have kept the lease on the
+                # server, where others would wait for its end.
                 timeout = hold.terms.operation_timeout
                 yield from flows.undo(self.name, state.token, timeout, state.permit)
             raise state.loss(now)
@@ -654,7 +657,7 @@ class Holds:
 
     @property
     def _sender(self) -> type:
-        """Of signals."""
+        """The sender of signals."""
         return type(self)
 
     @property

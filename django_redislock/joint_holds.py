@@ -1,7 +1,7 @@
 """How several locks are acquired and released as one: all of them, or none.
 
-Each is a single lock, asked for and ended by the flows of holds.py. Here is decided in which order
-they are waited for, and what is given back meanwhile.
+Each is a single lock, asked for and ended by the flows of holds.py. This module decides the order
+of the waits, and which locks are given back meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_TEMPLATES: Mapping[str, str] = {}  # No name was formatted: each is its own t
 
 
 class Part(Holds):
-    """One of the locks of a joint lock, and what one acquire got of it."""
+    """One lock of a joint lock, and its hold by one acquire."""
 
     __slots__ = ("_belongs_to", "_ending", "_of", "_terms", "hold", "is_nested")
 
@@ -48,13 +48,13 @@ class Part(Holds):
         """Ask for nothing yet.
 
         Args:
-            name: That of the lock.
-            options: How it is locked.
-            run: The run of a task whose records are those of this lock.
-            hold: What is got of it.
+            name: The name of the lock.
+            options: The options of the lock.
+            run: The run of a task, if this lock keeps its record.
+            hold: The hold of the lock.
             belongs_to: All names of the joint lock, for operators.
-            of: The class of the joint lock, which signals come from.
-            template: As what its name was written.
+            of: The class of the joint lock: the sender of signals.
+            template: The name as it was written.
         """
         self.name = name
         self.template = template
@@ -75,7 +75,7 @@ class Part(Holds):
 
     @property
     def may_be_held(self) -> bool:
-        """Whether it is not to be asked for: it was granted, and is not known to be lost."""
+        """Whether it need not be asked for: it was granted, and is not known to be lost."""
         return self.is_nested or self.hold.may_be_held
 
     def nest(self) -> None:
@@ -106,7 +106,7 @@ class Part(Holds):
         return self._attempt(hold, form, since)
 
     def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
-        """Nothing is told before all of them are held; see tell_acquired()."""
+        """Tell nothing before all parts are held; see tell_acquired()."""
         yield from ()
 
     def tell_acquired(self, since: float) -> Flow[None]:
@@ -115,7 +115,7 @@ class Part(Holds):
             yield from super()._tell_acquired(self.hold, since)
 
     def giving_back(self) -> Flow[bool] | None:
-        """Nothing of it stays behind, as if it had not been granted."""
+        """The flow that ends it as if it had not been granted; None if none is needed."""
         return self._undo(self.hold, block=True)
 
     def let_go(self, success: bool) -> None:
@@ -129,7 +129,7 @@ class Part(Holds):
         return self._release(self.hold, self._ending, success, block=block)
 
     def of_transactions(self) -> Part:
-        """What transactions are to hold of it."""
+        """The part for transactions to hold."""
         hold = self._hold_of_transactions(self.hold)
         hold.over = False
         return Part(
@@ -138,7 +138,7 @@ class Part(Holds):
 
 
 class _FirstTry(Form):
-    """Of several locks. It is left to the flow, which asks for all of them in one go."""
+    """The first try for several locks, left to the flow: it asks for all of them in one go."""
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
@@ -147,13 +147,13 @@ class _FirstTry(Form):
 
 
 class JointHolds(Holds):
-    """What one handle of several locks holds: the private half of lock.JointLock."""
+    """The holds of one handle of several locks: the private half of lock.JointLock."""
 
     __slots__ = ("_templates", "_wanted")
 
     # In the order in which they are taken: names, with the limit in the options; or limits.
     _wanted: tuple[str | Limit, ...]
-    _templates: Mapping[str, str]  # By name, unless that is its own.
+    _templates: Mapping[str, str]  # By name; a name without one is its own.
 
     # --- acquire ------------------------------------------------------------------------------
 
@@ -166,10 +166,10 @@ class JointHolds(Holds):
 
     def _part(self, wanted: str | Limit, hold: Hold, *, is_first: bool) -> Part:
         name, limit = name_and_limit(wanted, self._options)
-        # The records of a run are those of the first lock.
+        # The first lock keeps the record of a run.
         run, once = (self._run, self._options.once) if is_first else (None, 0.0)
         options = self._options._replace(limit=limit, once=once, atomic=None)
-        # What becomes of a release in a transaction is decided here, for all of them.
+        # A release in a transaction is judged once, for the joint lock.
         terms = hold.backend.terms(options)._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, hold.block)
         belongs_to = self.name if len(self._wanted) > 1 else ""
@@ -180,7 +180,7 @@ class JointHolds(Holds):
         return self.template if name == self.name else self._templates.get(name, name)
 
     def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
-        return None  # Each part does by itself.
+        return None  # Each part nests by itself.
 
     def _first_try(self, hold: Hold) -> Any:
         if hold.terms.release_before_commit in REFUSED:
@@ -205,11 +205,11 @@ class JointHolds(Holds):
         return refused
 
     def _take_all(self, hold: Hold, started: float) -> Flow[Outcome | None]:
-        """Take all parts. Returns None, or why the first one that was refused could not be had.
+        """Take all parts. Returns None, or the outcome of the first part that was refused.
 
-        All that are lacking are tried in one go. If one of them is not free, those behind it are
-        given back, and it is waited for. So nobody who waits for a lock holds one that comes later
-        in the order.
+        All lacking parts are tried in one go. If one of them is not free, those behind it are given
+        back, and the wait for it begins. So no waiter for a lock holds one that comes later in the
+        order.
         """
         give_up = started + hold.terms.wait
         queues = False
@@ -261,7 +261,7 @@ class JointHolds(Holds):
 
 
 def name_and_limit(wanted: str | Limit, options: Options) -> tuple[str, int | None]:
-    """What one of several locks is asked for with.
+    """The name and the limit of one of several locks.
 
     Raises:
         LockMisuse: Its limit is a function of arguments, and there are none.
@@ -274,7 +274,7 @@ def name_and_limit(wanted: str | Limit, options: Options) -> tuple[str, int | No
 
 
 def _from_first_lacking(parts: Sequence[Part]) -> list[Part]:
-    """Those that are to be asked for: the first that is lacking, and all behind it."""
+    """The parts to ask for: the first that is lacking, and all behind it."""
     first = next((number for number, part in enumerate(parts) if not part.may_be_held), len(parts))
     return [part for part in parts[first:] if not part.is_nested]
 

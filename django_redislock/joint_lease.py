@@ -1,4 +1,4 @@
-"""The lease of a joint lock: one lease of each of its names, taken and released together."""
+"""The lease of a joint lock: a lease of each of its names, taken and released together."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class JointLease(Lease):
-    """What a block of several locks holds. It is held while each of its parts is.
+    """The lease of several locks. It is held while each of its parts is held.
 
     Attributes:
         name: All names, in the order in which they were taken.
         fence: The greatest of *fences*. It compares only leases of the same names.
-        parts: The lease of each name. Each is renewed by itself, and operators see it as a row.
+        parts: The lease of each name. Each is renewed by itself, and operators see each as a row.
     """
 
     __slots__ = ("_parts",)
@@ -40,7 +40,7 @@ class JointLease(Lease):
         self._parts = tuple(parts)
 
     def __del__(self) -> None:
-        """Each part that is dropped tells so itself."""
+        """Nothing: each dropped part logs that itself."""
 
     @property
     def parts(self) -> tuple[Lease, ...]:
@@ -64,7 +64,7 @@ class JointLease(Lease):
     def on_endangered(self, callback: Callable[[Lease], object], left: float = 0.5) -> None:
         """Call *callback* with this lease when a part of it may soon be lost; see Lease.
 
-        It is called once until no part is endangered any more.
+        It is not called again until no part is endangered.
         """
         told: list[tuple[Lease, object]] = []  # Of which part, in which of its dangers.
         mutex = threading.Lock()

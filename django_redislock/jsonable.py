@@ -1,4 +1,4 @@
-"""What ``manage.py locks --json`` prints of locks, waiters and runs, for programs."""
+"""The output of ``manage.py locks --json`` about locks, waiters and runs, for programs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django_redislock.rules.stored import Owner
 class Jsonable:
     """A dataclass whose fields are printed under their own names, so none is renamed or removed.
 
-    An owner's fields are among the others, times are rounded to milliseconds, and None stands for
-    what is not known.
+    An owner's fields stand among the others, times are rounded to milliseconds, and None means
+    unknown.
     """
 
     __slots__ = ()

@@ -48,7 +48,7 @@ class GrantingBackend(Protocol):
 
 
 class Watches(Protocol):
-    """What renews leases in time: a watchdog."""
+    """A watchdog: it renews leases in time."""
 
     def watch(self, lease: Lease, due: float) -> None: ...
 
@@ -56,15 +56,15 @@ class Watches(Protocol):
 class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
     """The leases that a process relies on, by name: one, or more after a loss.
 
-    Weak: a lease that nobody refers to any more must not be renewed. Signal handlers and
-    destructors may change it wherever they interrupt, so each change is one step of the dict, and
-    no mutex is taken.
+    References are weak: a lease that the program has dropped must not be renewed. Signal handlers
+    and destructors may change the dict at any point, so each change is one step of the dict,
+    without a mutex.
     """
 
     def of(self, name: str) -> list[Lease]:
-        """The leases of *name*, the newest last. Without a limit, only that can be valid.
+        """The leases of *name*, the newest last. Without a limit, only the newest can be valid.
 
-        The others were lost, or will turn out to be, and are not released yet.
+        The earlier ones were lost, known or not, and are not released yet.
         """
         references = self.get(name)
         if references is None:
@@ -82,7 +82,7 @@ class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
         references = self.get(lease.name, ())
         only = len(references) == 1 and references[0]() is lease
         if not only and self._others(references, lease):
-            return  # Another thread may be looking for its own just now. This one goes with that.
+            return  # Others may be looked for. The last takes this one out.
         references = self.pop(lease.name, ())
         if len(references) == 1 and references[0]() is lease:
             return
@@ -90,8 +90,8 @@ class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
             self._put(lease, others)
 
     def _put(self, lease: Lease, references: tuple[ReferenceType[Lease], ...]) -> None:
-        # What is taken out is nobody else's to put back. If another thread was faster, its leases
-        # are put together with these.
+        # Nobody else puts back leases that are taken out here. If another thread has put some
+        # meanwhile, they are joined.
         while self.setdefault(lease.name, references) is not references:
             references = (*self._others(self.pop(lease.name, ()), lease), *references)
 
@@ -99,7 +99,7 @@ class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
     def _others(
         references: tuple[ReferenceType[Lease], ...], lease: Lease
     ) -> tuple[ReferenceType[Lease], ...]:
-        """Those of other leases that are not ended."""
+        """The references to other leases that have not ended."""
         # A lease that is being collected may still be found by its own reference.
         found = [(one, one()) for one in references]
         return tuple(
@@ -116,13 +116,13 @@ class Lease:
 
     Attributes:
         name: The lock.
-        fence: Fencing token: greater than that of every earlier lease of this lock. Pass it to
-            what the lock protects, so that it can refuse a writer whose lease has ended.
-        owner: Who holds it, for humans.
-        id: Stands for the secret token in logs and listings.
+        fence: Fencing token: greater than that of every earlier lease of this lock. Pass it to the
+            protected system, which can then refuse a late writer.
+        owner: The process that holds it, for humans.
+        id: Its public name in logs and listings; the token is secret.
         template: The name as it was written, "report:{id}" for "report:42".
-        permit: Which one of the permits of the lock it is, from 1 to its limit; None without limit.
-        state: What is true of it, see rules/lease_state.py; for the package itself.
+        permit: The number of its permit, from 1 to the limit of the lock; None without a limit.
+        state: Its LeaseState, for the package itself.
     """
 
     __slots__ = (
@@ -192,7 +192,7 @@ class Lease:
 
     @property
     def parts(self) -> tuple[Lease, ...]:
-        """The leases that it consists of: itself, or of several locks one for each name."""
+        """Of a joint lock the lease of each name; else the lease itself."""
         return (self,)
 
     @property
@@ -207,25 +207,25 @@ class Lease:
 
     @property
     def alias(self) -> str:
-        """Where the lock is: the alias in REDISLOCK."""
+        """The alias of the lock in REDISLOCK."""
         return self._backend.alias
 
     @property
     def ttl(self) -> float:
-        """Seconds it lasts unless renewed."""
+        """Seconds that the lease lasts unless renewed."""
         return self.state.ttl
 
     @property
     def renewals(self) -> int:
-        """How often it was renewed."""
+        """How often the lease was renewed."""
         return self.state.renewals
 
     @property
     def held(self) -> bool:
         """Whether the lock is certainly ours right now, by our own clock.
 
-        It is False also while nobody knows: the lease was handed over a second ago or more, and
-        the server has answered nothing since. ``ensure_held()`` asks it.
+        It is also False while nobody knows: the lease was handed over to us a second ago or more,
+        and the server has not answered since. ``ensure_held()`` asks the server.
         """
         return self.state.is_held(self._backend.clock())
 
@@ -241,15 +241,15 @@ class Lease:
         return self.state.lost_reason(self._backend.clock())
 
     def ensure_held(self, verify: bool = False) -> None:
-        """Return if the lock is ours, raise if it is not; the check before touching the resource.
+        """Return if the lock is ours, else raise: the check before you touch the resource.
 
         Args:
             verify: Ask the server too, which restarts the ttl.
 
         Raises:
             LockLost: The lease has ended.
-            LockUnavailable: The server did not answer. It is asked only with *verify*, or before a
-                hand-over is known to be confirmed.
+            LockUnavailable: The server did not answer. It is asked only with *verify*, or while
+                nobody knows whether a hand-over was confirmed.
         """
         is_in_doubt = self._is_in_doubt()
         if not verify and is_in_doubt and running_loop() is not None:
@@ -275,8 +275,8 @@ class Lease:
         """Restart the ttl now.
 
         Args:
-            ttl: Seconds, or a timedelta, that the lease lasts from now on unless renewed. It can
-                be made longer, not shorter; max_hold bounds it all the same.
+            ttl: How long the lease lasts from now on unless renewed, in seconds or as a timedelta.
+                It can be longer than before, not shorter; max_hold bounds it all the same.
 
         Raises:
             LockLost: The lease has ended, or max_hold is over.
@@ -291,22 +291,22 @@ class Lease:
         await self._backend.arun(self.renewing(self._checked(ttl)))
 
     def hand_over(self, within: float | timedelta = 60) -> str:
-        """End the lease, and let whoever gets the returned baton take the lock up, without a gap.
+        """End the lease and return a baton. Its bearer takes the lock up, without a gap.
 
-        As ``task.delay(..., baton=lease.hand_over())``, or ``with take_up(baton) as lease:`` in any
-        process that has the same settings. Nobody else gets the lock meanwhile, and the lease that
-        is taken up has a greater fence. This one is over from now on, also if an error is raised;
-        the end of its block does nothing more, and its min_hold does not count.
+        Write ``task.delay(..., baton=lease.hand_over())``, or ``with take_up(baton) as lease:`` in
+        any process with the same settings. Nobody else gets the lock meanwhile, and the new lease
+        has a greater fence. The old lease is over at once, also if an error is raised. The end of
+        its block does nothing more, and its min_hold does not count.
 
         Args:
-            within: Seconds, or a timedelta, in which it can be taken up. After that the next waiter
-                has the lock.
+            within: How long the baton is good, in seconds or as a timedelta. After that the next
+                waiter has the lock.
 
         Returns:
-            A text to pass on, signed with SECRET_KEY. It can be used once.
+            The baton: a text signed with SECRET_KEY. It can be used once.
 
         Raises:
-            LockLost: The lease has ended before.
+            LockLost: The lease had ended before.
             LockUnavailable: The server did not or could not answer. The lock is released.
             LockMisuse: A transaction is open; or a reentrant acquire or the run of a job holds the
                 lease; or the backend is a quorum; or it is called in a thread whose event loop
@@ -332,30 +332,30 @@ class Lease:
             self._backend.watchdog_of(self.name).watch(self, now)
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
-        """Call *callback* with this lease once if it is lost; at once if it already is.
+        """Call *callback* with this lease, once, when it is lost; at once if it is lost already.
 
-        It runs in a thread of its own, so it cannot delay the renewal of other leases; if the lease
-        is lost already, in this thread. What it raises is logged.
+        The callback runs in a thread of its own, so it cannot delay the renewal of other leases. If
+        the lease is lost already, it runs in this thread. What it raises is logged.
         """
         self._callbacks.append(callback)
         if self.state.is_lost:
             self.run_callbacks()
 
     def on_endangered(self, callback: Callable[[Lease], object], left: float = 0.5) -> None:
-        """Call *callback* with this lease when it may soon be lost; at once if it is so already.
+        """Call *callback* with this lease when it is endangered; at once if it is so already.
 
-        That is when a renewal is unanswered, and no more than *left* of the ttl is left. The lease
-        is still held then: there is time to stop, or to save what is done. A renewal that succeeds
-        ends the danger; in the next one *callback* is called again.
+        A lease is endangered while a renewal is unanswered and at most *left* of the ttl is left.
+        It is still held: there is time to stop, or to save the work. A renewal that succeeds ends
+        the danger; the next danger calls *callback* again.
 
-        It runs in a thread of its own, so it cannot delay the renewal of other leases; if the lease
-        is endangered already, in this thread. What it raises is logged. A process that stood still
-        until the lease ended is told of the loss only, see on_lost(). So is the owner of a lease
-        with renew=False: nobody renews it, so its end is as planned and no danger.
+        The callback runs in a thread of its own, so it cannot delay the renewal of other leases. If
+        the lease is endangered already, it runs in this thread. What it raises is logged. A process
+        that stood still until the lease ended is told only of the loss, see on_lost(). With
+        renew=False there is no danger: the lease ends as planned.
 
         Args:
             callback: What to call.
-            left: Which part of the ttl, more than 0 and less than 1.
+            left: A part of the ttl, more than 0 and less than 1.
 
         Raises:
             ValueError: *left* is no such number.
@@ -368,18 +368,18 @@ class Lease:
     def atomic(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
         """A transaction that is committed only if no later lease of the lock has written.
 
-        As ``with lease.atomic():`` in the block of the lock, so that it is committed before the
-        lock is released. Its first statement claims the fence in the database, and so keeps every
-        other lease of this lock out until the commit.
+        Write ``with lease.atomic():`` in the block of the lock, so that the commit comes before the
+        release. The first statement claims the fence in the database. That keeps every other lease
+        of this lock out until the commit.
 
         Args:
             using: Alias in DATABASES.
 
         Raises:
             StaleFence: A later lease has claimed its fence. Nothing was written in this block.
-            LockLost: The lease has ended; at the end of the block all is rolled back.
-            LockMisuse: A transaction is open already, which would be committed after the release;
-                or it is called in a thread whose event loop runs; or the table is missing.
+            LockLost: The lease has ended. At the end of the block, all is rolled back.
+            LockMisuse: A transaction is open already, and would be committed after the release; or
+                it is called in a thread whose event loop runs; or the table is missing.
             ValueError: There is no such database.
         """
         from django_redislock import fencing
@@ -388,11 +388,11 @@ class Lease:
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether anybody asked to be told of a loss, and was not told yet."""
+        """Whether there are on_lost callbacks that were not called yet."""
         return bool(self._callbacks)
 
     def run_callbacks(self) -> None:
-        """Tell those who asked of the loss, each once, whoever calls this."""
+        """Call the on_lost callbacks, each once, also if several threads do this."""
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
@@ -406,7 +406,7 @@ class Lease:
                 )
 
     def raise_alarm(self, alarm: Alarm) -> None:
-        """Tell of a danger. For the package itself."""
+        """Tell of a danger, by the callback or the signal. For the package itself."""
         if alarm.callback is None:
             left = max(0.0, self.state.ends - self._backend.clock())
             news = {"lease": self, "left": left, "template": self.template}
@@ -423,8 +423,8 @@ class Lease:
         return self.state.is_in_doubt(self._backend.clock())
 
     def _checked(self, ttl: float | timedelta | None) -> float | None:
-        # It never becomes shorter: a renewal that is still on its way for the old ttl would be
-        # believed although the server has taken the lease for over.
+        # It never becomes shorter: an answer to a renewal for the old ttl may still be on its way.
+        # We would believe it, though the lease is over on the server.
         if ttl is None:
             return None
         length = seconds(ttl, "ttl", least=SHORTEST_TTL)
@@ -467,7 +467,7 @@ class Lease:
             "template": self.template,
         }
         try:
-            # First: the lock may be somebody else's before the answer comes.
+            # First: another owner may have the lock before the answer comes.
             state.hand_over()
             backend.leases.discard(self)
             reason = yield from flows.hand_over(over)

@@ -56,7 +56,7 @@ Returned = TypeVar("Returned")
 
 
 def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Let a call of a decorator that cannot be right say which line to write instead."""
+    """If the arguments of a decorator cannot be right, let the error show the line to write."""
     known = list(inspect.signature(make).parameters)
 
     @functools.wraps(make)
@@ -88,40 +88,41 @@ def distributed_lock(
 ) -> Lock:
     """A lock shared by all processes and machines that use the same server and name.
 
-    Of several names, ``distributed_lock("account:1", "account:2")``, all are taken or none. They
-    are taken in the order of the alphabet, so that no two programs wait for each other. Of several
-    limits, ``distributed_lock(limits=[Limit("export:acme", 2), Limit("export", 10)])``, all are
-    taken or none, in the order given.
+    With several names, ``distributed_lock("account:1", "account:2")``, it takes all or none, in
+    alphabetical order, so that no two programs wait for each other. With several limits,
+    ``distributed_lock(limits=[Limit("export:acme", 2), Limit("export", 10)])``, it takes all or
+    none, in the order given.
 
     Use it as ``with distributed_lock("lottery") as lease:``, as ``async with``, as a decorator of
-    a function or coroutine function, or by its ``acquire()`` and ``release()``. Making it does no
-    I/O. All durations are seconds or a timedelta; None means the setting in REDISLOCK.
+    a function or coroutine function, or call ``acquire()`` and ``release()``. Making the lock does
+    no I/O. All durations are seconds or a timedelta; None means the setting in REDISLOCK.
 
     Args:
-        names: What is contended for: each has 1 to 200 bytes of UTF-8 without control characters.
-            As a decorator they are format strings over the function's arguments:
-            "report:{report_id}". Of one that is named twice, one is taken.
-        ttl: How long the lease lasts unless renewed; a dead holder blocks others no longer.
-        wait: How long to wait for it, or for all names together; 0 tries once, math.inf waits for
-            ever.
+        names: The names of the locks: each 1 to 200 bytes of UTF-8 without control characters.
+            Above a function they are format strings over its arguments: "report:{report_id}". A
+            name given twice is taken once.
+        ttl: How long the lease lasts unless renewed. If the holder dies, the lock is free by then.
+        wait: How long to wait for the lock, or for all names together; 0 tries once, math.inf waits
+            for ever.
         renew: Whether the lease is renewed, every ttl/3, while it is held.
-        max_hold: The lease is renewed at most this long, so that a body that never ends does not
-            hold for ever.
+        max_hold: How long the lease is renewed at most, so that a body that hangs does not keep the
+            lock for ever.
         min_hold: After a success the lock stays taken at least this long, counted from the grant.
-        reentrant: Whether the thread or asyncio task that holds it already may take it again.
-            With a limit that is the same permit; without reentrant, it may take a second one.
-        limit: How many may hold it at a time, 1 to 1,000. Each has one of so many permits, a lease
-            of its own that says which: ``lease.permit``. First come, first served over all of them.
-            Write the same limit wherever the lock is taken. Of several names, each has this limit.
-        limits: In place of names and a limit: locks with a limit each, of which all are taken or
-            none. Write the narrowest first, so that nobody holds a wide one while it waits for a
-            narrow one, and in the same order everywhere. Above a function, names are format strings
-            over its arguments, and a number may be a function of them.
+        reentrant: Whether a thread or asyncio task that holds the lock may take it again. With a
+            limit, it has the same permit then; without reentrant, it may take a second permit.
+        limit: How many holders the lock has at most, 1 to 1,000. Each has a lease of its own, for
+            the permit with the number ``lease.permit``. All permits share one queue: first come,
+            first served. Write the same limit wherever the lock is taken. With several names, each
+            has this limit.
+        limits: In place of names and a limit: locks with a limit each; all are taken or none. Write
+            the narrowest first, so that nobody keeps a wide one while waiting for a narrow one.
+            Write the same order everywhere. Above a function, names are format strings over its
+            arguments, and a number may be a function of them.
         using: Alias in REDISLOCK.
-        atomic: Whether the block is a transaction too, see Lease.atomic(); a string is the alias
-            in DATABASES. It is committed before the lock is released.
-        release_on_commit: Whether a release while a transaction is open waits for its end, the
-            commit or rollback of the outermost atomic(). Blocking code only.
+        atomic: Whether the block is a transaction too, see Lease.atomic(); a string is the alias in
+            DATABASES. The commit comes before the release.
+        release_on_commit: Whether a release waits for the end of an open transaction: the commit or
+            rollback of the outermost atomic(). Blocking code only.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
@@ -147,7 +148,7 @@ def distributed_lock(
     except TypeError:
         if is_decorated(name):
             raise nameless(name) from None
-        checked = check_name(name)  # Which says that it is no string.
+        checked = check_name(name)  # Its error says that the name is no string.
     return Lock(checked, options)
 
 
@@ -189,26 +190,26 @@ class Lock(Holds):
 
     @property
     def lease(self) -> Lease | None:
-        """The lease that the calling thread or asyncio task has by this handle, or None."""
+        """The lease of the calling thread or asyncio task by this handle, or None."""
         hold = self._own_hold()
         return hold.lease if hold is not None else None
 
     # --- acquire ------------------------------------------------------------------------------
 
     def acquire(self) -> bool:
-        """Take the lock, waiting up to ``wait`` seconds for it. Returns whether it is ours.
+        """Take the lock, waiting up to ``wait`` seconds. Returns whether it was granted.
 
         Raises:
             LockUnavailable: The server did not or could not answer; never means "busy".
-            LockMisuse: This thread or asyncio task holds it already; or it is called in a thread
-                whose event loop runs, which would stand still; or a transaction is open, and
-                RELEASE_BEFORE_COMMIT is "error"; or autocommit of a database is off, and
-                release_on_commit would wait for a commit that nobody hears of.
-            LockLost: A reentrant acquire within a lease that was lost.
+            LockMisuse: This thread or asyncio task holds the lock already; or the call would block
+                the event loop of its thread; or a transaction is open, and RELEASE_BEFORE_COMMIT is
+                "error"; or autocommit of a database is off, and Django would not tell
+                release_on_commit of a commit.
+            LockLost: The acquire is reentrant, and the lease was lost.
         """
-        # Not isinstance(): that is C code, after which Python may run a signal handler, which may
-        # raise (Ctrl-C, a time limit). Nobody would know of the lease that attempt() has returned,
-        # and it would be renewed for ever. A comparison of classes leaves no such moment.
+        # Not isinstance(): after C code, Python may run a signal handler that raises (Ctrl-C, a
+        # time limit). Then nobody would know of the new lease, and it would be renewed for ever. A
+        # comparison of classes leaves no such moment.
         return self.attempt(block=False).__class__ in _LEASES
 
     async def aacquire(self) -> bool:
@@ -218,22 +219,22 @@ class Lock(Holds):
     # --- release ------------------------------------------------------------------------------
 
     def release(self, success: bool = True) -> None:
-        """End the lease; the next waiter has the lock when this returns.
+        """End the lease. When this returns, the next waiter has the lock.
 
-        With release_on_commit and an open transaction, it has it when that is over.
+        With release_on_commit, the lease ends only when an open transaction is over.
 
-        It ends the lease of this thread or asyncio task; if that has none and the handle holds
-        exactly one, that one.
+        The lease is that of this thread or asyncio task. If there is none, and the handle holds
+        exactly one lease, that one ends.
 
         Args:
-            success: Whether what the lock was taken for is done: only then min_hold counts.
+            success: Whether the work under the lock is done; only then min_hold counts.
 
         Raises:
-            LockLost: It had been lost before.
+            LockLost: The lease was lost before.
             LockUnavailable: The server did not answer. The lease is not held any more, and ends
                 on the server within one ttl.
             LockMisuse: There is no such lease, or it belongs to the parent process. Or autocommit
-                of a database was switched off since, so that release_on_commit has not waited.
+                of a database was switched off since, so release_on_commit did not wait.
         """
         self._end(success, block=False)
 
@@ -255,7 +256,7 @@ class Lock(Holds):
     def _enter_atomic(self, database: str) -> Lease:
         from django_redislock import fencing
 
-        # Before the lock is taken: whoever waits for it must not wait for nothing.
+        # Before the lock is taken: the wait for it must not be in vain.
         fencing.check_outermost(self.name, database)
         outcome = self.attempt()
         try:  # At once: an interrupt from here on must not leave the lock taken.
@@ -306,10 +307,9 @@ class Lock(Holds):
             self._leave_with(error, exc_type is None)
 
     def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
-        # The work is done, or its own exception is on its way and must not be masked. A loss is
-        # news to a body that succeeded; an unanswered release is not, the lease ends by itself.
-        # With atomic, the commit is behind us, and the database had no later lease: what LockLost
-        # tells is that nothing was written, so it must not be raised here.
+        # Only a body that succeeded is told of a loss; the exception of another must not be masked.
+        # An unanswered release is no news, since the lease ends by itself. With atomic, the commit
+        # has succeeded, so LockLost, by which nothing was written, must not be raised.
         is_committed = self._options.atomic is not None and isinstance(error, LockLost)
         if success and not is_committed and not isinstance(error, LockUnavailable):
             raise error
@@ -350,11 +350,11 @@ class Lock(Holds):
 
     @property
     def _written(self) -> str:
-        """What stands in the brackets of distributed_lock()."""
+        """The arguments of distributed_lock(), as code."""
         return repr(self.name)
 
     def _maker(self, function: Callable[..., Any], place: str) -> Callable[..., Lock]:
-        """How to make the lock of a call of *function*: (args, kwargs) -> lock."""
+        """A function that makes the lock of a call of *function*: (args, kwargs) -> lock."""
         handle, options, template = type(self), self._options, Written(self.name)
         name_of = formatter(template, function)
         return lambda args, kwargs: handle(name_of(args, kwargs), options, None, place, template)
@@ -362,9 +362,9 @@ class Lock(Holds):
     # --- looking ------------------------------------------------------------------------------
 
     def locked(self) -> bool:
-        """Whether the lock is held on the server, so that others wait; also while it cools down.
+        """Whether the lock is taken on the server: held, or cooling down.
 
-        With a limit: whether all permits are.
+        With a limit: whether all permits are taken.
 
         Raises:
             LockUnavailable: The server did not or could not answer.
@@ -400,12 +400,12 @@ class JointLock(Lock, JointHolds):
         """Take nothing yet.
 
         Args:
-            wanted: In the order in which they are taken: names, with the limit in *options*; or
-                limits.
-            options: How they are locked.
-            run: The run of a task whose records are those of the first of them.
-            place: Where they stand as a decorator.
-            templates: By name, as what those were written that were formatted.
+            wanted: Names, with the limit in *options*, or limits; in the order in which they are
+                taken.
+            options: Those of each lock.
+            run: The run of a task. The first lock keeps its record.
+            place: Where the decorator stands.
+            templates: For each name that was formatted: the name as it was written.
         """
         for one in wanted:
             name, limit = (one, options.limit) if isinstance(one, str) else (one.name, one.number)
@@ -413,7 +413,7 @@ class JointLock(Lock, JointHolds):
                 check_limited(name)
         names = [one if isinstance(one, str) else one.name for one in wanted]
         template = ", ".join(templates.get(name, name) for name in names)
-        if templates:  # At a decorator all are.
+        if templates:  # Of a decorator: it formats all names.
             template = Written(template)
         super().__init__(", ".join(names), options, run, place, template)
         self._wanted, self._templates = wanted, templates

@@ -16,7 +16,7 @@ FIELDS = ("lock", "alias", "lease", "fence", "reason", "waited", "held_for", "ta
 
 
 class OfLease(Protocol):
-    """What a record tells of a lease."""
+    """A lease, as far as a log record tells of it."""
 
     @property
     def name(self) -> str: ...

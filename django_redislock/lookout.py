@@ -1,4 +1,4 @@
-"""Whether a wait can ever end: looked at by a waiter that holds leases, see rules/circles.py."""
+"""A waiter that holds leases looks whether its wait can ever end; see rules/circles.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 MOST_NOTED = 100  # Leases of one holder.
 LOOK_AGAIN = 0.5  # Seconds after the first look; after any other it is LOOK_EVERY.
-# Seconds: the bell is not heard meanwhile, and what it hands over waits for a confirmation.
+# Seconds: meanwhile nobody hears the bell, and a handed-over lease waits for its confirmation.
 LOOK_WITHIN = 0.25
 
 
@@ -49,14 +49,14 @@ class Lookout:
         self._noted: dict[str, tuple[Backend, Lease]] = {}  # By the id of the lease.
 
     def over(self, waiting: Flow[Result]) -> Flow[Result]:
-        """Perform the flow that waits; when it is over, note that it is."""
+        """Perform the flow that waits, and note when it is over."""
         waiting_here = self._backend.waiting
         try:
             if self._form.waits:
                 waiting_here.add(self._form.id)
             return (yield from waiting)
         except GeneratorExit:
-            self._noted.clear()  # Nothing can be asked any more. What is noted ends by itself.
+            self._noted.clear()  # Nothing can be asked any more. The notes expire by themselves.
             raise
         finally:
             waiting_here.discard(self._form.id)
@@ -76,7 +76,7 @@ class Lookout:
             wait = Wait(self._backend.alias, form.name, form.id, int(ticket), form.limit)
             yield from self._note(wait.packed, until)
             circle = yield from _find(wait, until, ring=False)
-            # Again, if this wait is the one to give up.
+            # If this wait is the one to give up, look once more.
             if circle and circle.youngest.id == wait.id:
                 again = yield from _find(wait, until, ring=True)
                 # In a forked child it is the wait of its parent.
@@ -102,7 +102,7 @@ class Lookout:
                         yield backend, lease
 
     def _note(self, wait: str, until: float) -> Flow[None]:
-        """Note the wait at the leases of its holder; that it is over, if it is ""."""
+        """Note the wait at the leases of its holder; "" notes that it is over."""
         for backend, lease in self._noted.values():
             args, permit = (lease.id, self._form.id, wait), lease.state.permit
             call = Call(scripts.NOTE_WAIT, lease.name, args, 0.0, permit=permit)
@@ -110,12 +110,12 @@ class Lookout:
 
 
 def circle_of(wait: Wait, within: float) -> Flow[Circle | None]:
-    """The circle that a wait is in, if that is found within so many seconds."""
+    """The circle that a wait is in, if it is found *within* so many seconds."""
     return _find(wait, clock.now() + within, ring=True)
 
 
 def _find(wait: Wait, until: float, *, ring: bool) -> Flow[Circle | None]:
-    """Look for a circle until that time. With *ring*, no process that was killed is in it."""
+    """Look for a circle until *until*. With *ring*, no process that was killed is in it."""
     search = circles.search(wait)
     try:
         read = next(search)
@@ -124,7 +124,7 @@ def _find(wait: Wait, until: float, *, ring: bool) -> Flow[Circle | None]:
             try:
                 backend = backends[asked.alias]
             except ImproperlyConfigured:
-                return None  # It is another program's.
+                return None  # The alias is another program's.
             args, permit = (asked.id, asked.ticket, int(ring)), read.permit
             call = Call(scripts.FOLLOW_WAIT, asked.name, args, 0.0, permit=permit)
             reply = yield from _ask(backend, call, until)
@@ -137,7 +137,7 @@ def _find(wait: Wait, until: float, *, ring: bool) -> Flow[Circle | None]:
 
 
 def _ask(backend: Backend, call: Call, until: float) -> Flow[Any]:
-    """What a script answers; None if it does not until then."""
+    """The answer of a script; None if there is none until *until*."""
     left = until - clock.now()
     if left <= 0:
         return None

@@ -22,14 +22,13 @@ logger = logs.logger("django_redislock.request")
 class LockErrorsMiddleware(MiddlewareMixin):
     """Turn a LockTimeout of a view into 409, and a LockUnavailable into 503.
 
-    The answer says neither which lock it was nor who holds it; the log does. A subclass may have
-    other values for these:
+    The answer names neither the lock nor its holder; the log does. A subclass may change these:
 
     Attributes:
         busy_status: The status if a lock is busy: 409, 423 or 503, say.
-        longest_retry_after: Seconds that Retry-After names at most while somebody holds the lock;
-            None means the setting LONGEST_RETRY_AFTER of its alias. The holder may release the
-            lock sooner, or renew its lease. A lock that cools down is free when it says.
+        longest_retry_after: The most seconds in Retry-After while somebody holds the lock; None
+            means the setting LONGEST_RETRY_AFTER of its alias. The holder may release the lock
+            sooner, or renew its lease. For a lock that cools down, Retry-After is exact.
     """
 
     busy_status = 409

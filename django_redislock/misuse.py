@@ -1,4 +1,4 @@
-"""What a lock refuses because it could not end well, and what to write instead."""
+"""Calls that a lock refuses since they could not end well, and what to write instead."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def awaits_a_commit(name: str) -> LockMisuse:
 def blocks_the_loop(name: str, instead: str) -> LockMisuse:
     return LockMisuse(
         name,
-        "blocking code asks for it in a thread whose event loop runs, so all tasks of"
-        f" that would stand still. Use {instead}; or call it in another thread, as"
+        "blocking code asks for it in a thread whose event loop runs, so all its"
+        f" tasks would stand still. Use {instead}; or call it in another thread, as"
         " sync_to_async does.",
     )
 
@@ -52,8 +52,8 @@ def blocks_the_loop(name: str, instead: str) -> LockMisuse:
 def shares_a_thread(name: str) -> LockMisuse:
     return LockMisuse(
         name,
-        "another asyncio task holds it by the thread that sync_to_async lends to both, which"
-        " would stand still meanwhile. Write `async with"
+        "another asyncio task holds it by the thread that sync_to_async lends to both, and"
+        " waiting would block that thread. Write `async with"
         f" distributed_lock({name!r})` in the tasks.",
     )
 
@@ -86,14 +86,14 @@ def waits_for_itself(
         me: The one that asks for it.
         blocking: Whether the wait blocks the thread.
         of_job: Whether it is asked for by the run of a job.
-        limit: How many permits it has; the error is for whoever holds all of them.
+        limit: How many permits it has; the error is for a holder of all of them.
     """
     it = "it" if limit == 1 else f"all of its {limit} permits"
     if holder is me:
         who = "asyncio task" if isinstance(me, asyncio.Task) else "thread"
         cure = (
-            "Call what does the work without the lock: of a function with @single_instance, that is"
-            " its `__wrapped__`."
+            "Call the work without the lock: of a function with @single_instance, that is its"
+            " `__wrapped__`."
             if of_job
             else "Pass reentrant=True to nest, or release it first."
         )
@@ -109,7 +109,7 @@ def waits_for_itself(
     if blocking and isinstance(holder, asyncio.Task) and holder.get_loop() is running_loop():
         return LockMisuse(
             name,
-            "a task of this thread's event loop holds it, which cannot release it while this"
+            "a task of this thread's event loop holds it, and cannot release it while this"
             " call blocks the loop. Use `async with`.",
         )
     return None
@@ -179,9 +179,9 @@ def is_joint(name: str) -> LockMisuse:
 def is_of_run(name: str) -> LockMisuse:
     return LockMisuse(
         name,
-        "its lease is that of the run of a job, which notes its end with it, so it cannot be handed"
-        " over. Let the next run wait for the lock; or take another lock by distributed_lock(), and"
-        " hand that over.",
+        "its lease is that of the run of a job. The run needs it to note its end, so it cannot be"
+        " handed over. Let the next run wait for the lock; or take another lock by"
+        " distributed_lock(), and hand that over.",
     )
 
 

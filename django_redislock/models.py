@@ -1,4 +1,4 @@
-"""All models, where Django looks for them: LockPage, which has no table, and those with one."""
+"""All models, where Django looks for them: LockPage, which has no table, and the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CompletedRun", "Fence", "FencedModel", "HeldLock", "LockPage"]
 
 
 class _Key(NamedTuple):
-    """What the key of a page stands for."""
+    """The lock that the key of a page stands for."""
 
     alias: str
     permit: Permit
@@ -36,14 +36,14 @@ class _NoRows(models.Manager["HeldLock"]):
 class HeldLock(models.Model):
     """The page of a lock in the admin, and what permissions refer to. It has no rows.
 
-    Python code calls it :data:`LockPage`: a HeldLock is that of held.py. Addresses and permissions
-    are made of the name of the class.
+    Python code calls it :data:`LockPage`, since HeldLock is the class of held.py. Django makes
+    addresses and permissions from the name of this class.
 
-    The key stands for alias, name and number of the permit in addresses. A name could be ``..`` or
-    hold a slash, which browsers and proxies rewrite, so the key is base64.
+    In addresses, the key stands for alias, name and number of the permit. Browsers and proxies
+    rewrite a name such as ``..`` or one with a slash, so the key is base64.
     """
 
-    lock: held_lock.HeldLock  # Only those that are made by of() have it.
+    lock: held_lock.HeldLock  # Only pages made by of() have it.
 
     key = models.CharField(primary_key=True, max_length=1000, editable=False)
 
@@ -79,14 +79,14 @@ class HeldLock(models.Model):
 
     @classmethod
     def with_key(cls, key: str) -> HeldLock | None:
-        """The page with this key; None if the key is none of ours."""
+        """The page with this key; None if no page has it."""
         found = cls(key=key)
         name, number = found.permit
         return found if name and cls.named(name, found.alias, number).key == key else None
 
     @property
     def name(self) -> str:
-        """The lock's name; of a permit beyond the first with its number."""
+        """The lock's name; beyond the first permit with its number."""
         return self.permit.label
 
     @property

@@ -1,8 +1,8 @@
-"""Monitors of jobs, outside of this site: what they are told when a job does its work, and its end.
+"""Monitors of jobs, outside of this site: they are told when a run begins its work, and its end.
 
 Such a monitor is a dead man's switch: it raises an alarm if it is told of a failure, or of nothing
-for too long. Only the run that does the work is told of. A skip tells nothing, so it cannot feed
-the alarm: if every run is skipped, or none begins, the monitor misses a success.
+for too long. It is told only of runs that do the work, not of skips. So if every run is skipped, or
+none begins, the monitor misses a success.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ logger = logs.logger("django_redislock.monitors")
 
 _FAILURES = ("failure", "lost", "interrupted")
 
-LONGEST_BODY = 10_000  # Bytes, of what a Ping says of a failure. healthchecks.io keeps so many.
+LONGEST_BODY = 10_000  # Bytes of a Ping's text about a failure; healthchecks.io keeps that many.
 
 
 class Run(NamedTuple):
-    """What a monitor is told of a run."""
+    """A run, as monitors are told of it."""
 
     id: UUID  #: The start and the end of a run have the same.
     job: str  #: The full name of the function, the task or the command.
     lock: str
-    task_id: str  #: Of Celery, or "".
+    task_id: str  #: Celery's id of the task, or "".
 
     def __str__(self) -> str:
         return f"{self.job}[{self.task_id}]" if self.task_id else self.job
 
 
 class Monitor:
-    """What is told of the runs of a job. Subclasses tell a service.
+    """A listener to the runs of a job. Subclasses tell a service.
 
-    Each method runs in a thread of its own. What it raises is logged, and is never the reason that
-    a run fails.
+    Each method runs in a thread of its own. What it raises is logged, and never makes a run fail.
 
     Attributes:
-        timeout: Seconds that the end of a run waits until the monitor is told, the lock being
-            released before; a task waits only as long as its time limits leave a second. It is told
-            also later, if the process lives.
+        timeout: Seconds that the end of a run waits, after the release, until the monitor is told.
+            A task waits only while its time limits leave a second. The monitor is told later too,
+            if the process lives.
     """
 
     timeout = 5.0
@@ -64,29 +63,29 @@ class Monitor:
         """A run has got its lock, and its body begins."""
 
     def succeeded(self, run: Run, took: float) -> None:
-        """A run has ended well, and its lock is released; *took* seconds after its begin."""
+        """A run has ended well, *took* seconds after its begin, and its lock is released."""
 
     def failed(self, run: Run, took: float, error: BaseException | None) -> None:
         """A run has raised *error*; None if it has lost its lock before its end."""
 
 
 class Ping(Monitor):
-    """Tells a URL, by the protocol of healthchecks.io: its start, its success, its failure.
+    """Tells a URL of starts, successes and failures, by the protocol of healthchecks.io.
 
-    ``Ping("https://hc-ping.com/<uuid>")`` asks for that URL after a success, for ``/start`` behind
-    it at the begin and for ``/fail`` after a failure, which it says in a line of text. Each request
-    has the id of the run in ``rid``. What speaks the same protocol may stand there.
+    ``Ping("https://hc-ping.com/<uuid>")`` requests that URL after a success. It adds ``/start`` at
+    the begin, and ``/fail`` with a line of text after a failure. Each request has the id of the run
+    in ``rid``. Any service with the same protocol will do.
     """
 
     def __init__(self, url: str, *, timeout: float | timedelta = 5.0) -> None:
-        """Make a monitor of the URL that tells a success.
+        """Make a monitor; *url* is requested after a success.
 
         Args:
-            url: It begins with http:// or https://. A query remains.
+            url: Begins with http:// or https://. Its query is kept.
             timeout: Seconds, or a timedelta, in which each request must be answered.
 
         Raises:
-            ValueError: It is no such URL, or the timeout is no duration.
+            ValueError: *url* is no such URL, or the timeout is no duration.
         """
         try:
             parts = urlsplit(text(url, "url"))
@@ -106,32 +105,32 @@ class Ping(Monitor):
         self._parts = parts
 
     def __repr__(self) -> str:
-        return f"Ping of {self._parts.hostname}"  # The path is a secret: whoever has it may ping.
+        return f"Ping of {self._parts.hostname}"  # The path is a secret that allows to ping.
 
     def started(self, run: Run) -> None:
-        """Ask for the URL with /start."""
+        """Request the URL with /start."""
         self.send("/start", run.id)
 
     def succeeded(self, run: Run, took: float) -> None:
-        """Ask for the URL."""
+        """Request the URL."""
         self.send("", run.id)
 
     def failed(self, run: Run, took: float, error: BaseException | None) -> None:
-        """Ask for the URL with /fail, and say what was raised by which run."""
+        """Request the URL with /fail; name the run and the kind of its exception."""
         why = "its lease was lost" if error is None else type(error).__name__
         says = f"{run} on {socket.gethostname()} failed after {took:.1f} s: {why}"
         self.send("/fail", run.id, says)
 
     def send(self, event: str = "", id: UUID | None = None, says: str = "") -> None:  # noqa: A002
-        """Ask for the URL, now.
+        """Request the URL, now.
 
         Args:
             event: "" for a success, "/start" or "/fail".
-            id: Of the run, if it has one.
-            says: What the monitor is to show beside it.
+            id: The id of the run, if it has one.
+            says: A text for the monitor to show.
 
         Raises:
-            OSError: There was no answer in time, or one that says that the ping does not count.
+            OSError: There was no answer in time, or it says that the ping does not count.
         """
         query = parse_qsl(self._parts.query, keep_blank_values=True)
         if id is not None:
@@ -140,13 +139,13 @@ class Ping(Monitor):
         url = urlunsplit(self._parts._replace(path=path, query=urlencode(query), fragment=""))
         body = says.encode(errors="replace")[:LONGEST_BODY]
         said = post(url, body, self.timeout).decode(errors="replace")
-        # healthchecks.io answers 200 also for a check that it does not know.
+        # healthchecks.io answers 200 also for an unknown check.
         if said.startswith("OK (") and said.strip() != "OK":
             raise OSError(f"{self._parts.hostname} says: {said.strip()}")
 
 
 class Sentry(Monitor):
-    """Tells Sentry, by check-ins of sentry-sdk, which the site initialises.
+    """Tells Sentry, by check-ins of sentry-sdk. The site initialises sentry-sdk.
 
     Sentry's own monitoring of beat and of tasks calls a skip "ok", since the task returned. Switch
     it off for the tasks that have this monitor, see docs/jobs.md.
@@ -159,12 +158,12 @@ class Sentry(Monitor):
         timeout: float | timedelta = 5.0,
         monitor_config: Any = None,
     ) -> None:
-        """Make a monitor of the one in Sentry that has this slug.
+        """Make a monitor that tells the one in Sentry with this slug.
 
         Args:
-            slug: Of the monitor in Sentry.
-            timeout: Seconds, or a timedelta, in which Sentry must have got each check-in.
-            monitor_config: By which Sentry makes the monitor if there is none, see its docs.
+            slug: The slug of the monitor in Sentry.
+            timeout: Seconds, or a timedelta, in which Sentry must get each check-in.
+            monitor_config: With it Sentry makes the monitor if there is none, see its docs.
 
         Raises:
             ImportError: sentry-sdk is not installed.
@@ -208,7 +207,7 @@ class Sentry(Monitor):
             duration=took,
             monitor_config=self._config,
         )
-        # A process may end right after its job; a child of Celery's pool calls no exit handlers.
+        # A process may end right after its job. A child of Celery's pool calls no exit handlers.
         sentry_sdk.flush(timeout=self.timeout)
 
 
@@ -216,7 +215,7 @@ def check_monitors(raw: object) -> tuple[Monitor, ...]:
     """The monitors of a job, given as one or as a list.
 
     Raises:
-        ValueError: Something else is among them.
+        ValueError: One of them is no monitor.
     """
     given = tuple(raw) if isinstance(raw, list | tuple) else (raw,)
     for one in given:
@@ -229,21 +228,21 @@ def check_monitors(raw: object) -> tuple[Monitor, ...]:
 
 
 class CheckIns:
-    """What the monitors of one run are told, each by a thread of its own."""
+    """Tells the monitors of one run, each in a thread of its own."""
 
     def __init__(self, monitors: Sequence[Monitor], job: str, lock: str, task_id: str) -> None:
-        """Tell the monitors that a run begins, without waiting for it."""
+        """Tell the monitors that a run begins; do not wait for them."""
         self._run = run = Run(uuid4(), job, lock, task_id)
         self._began = time.monotonic()
         self._told = [_Telling(monitor, run) for monitor in monitors]
 
     def end(self, outcome: str = "", error: BaseException | None = None) -> None:
-        """Tell the monitors the end of the run, without waiting for it. Call it in any case.
+        """Tell the monitors the end of the run; do not wait for them. Call it in any case.
 
         Args:
-            outcome: A jobs.run.RunOutcome. Of those that are neither a success nor a failure
-                nothing is told: the work goes on in another run, which will begin anew.
-            error: What the run has raised, if anything.
+            outcome: A jobs.run.RunOutcome. If it is neither a success nor a failure, nothing is
+                told: the work goes on in another run, which begins anew.
+            error: The exception of the run, if any.
         """
         run, took = self._run, time.monotonic() - self._began
         for one in self._told:
@@ -254,7 +253,7 @@ class CheckIns:
             one.tell(None)
 
     def wait(self, most: float = math.inf) -> None:
-        """Wait until they are told, but not beyond their time, and *most* seconds."""
+        """Wait until all are told, but not beyond their timeouts, nor *most* seconds."""
         wait([one.done for one in self._told], min(most, self._patience))
         self._complain_of_silence()
 
@@ -266,7 +265,8 @@ class CheckIns:
 
     @property
     def _patience(self) -> float:
-        # A begin that is still under way has its own time, and the end after it.
+        # While the begin is still being told, it has its own time, and the end has its own after
+        # it.
         return max(one.monitor.timeout * (1 if one.has_begun else 2) for one in self._told)
 
     def _complain_of_silence(self) -> None:
@@ -279,8 +279,8 @@ class _Telling:
     """Tells one monitor of one run.
 
     Attributes:
-        done: Is done when all is told.
-        has_begun: Whether it was told of the begin, or did not take it.
+        done: Done when all is told.
+        has_begun: Whether telling it of the begin is over, well or not.
     """
 
     has_begun = False
@@ -300,7 +300,7 @@ class _Telling:
             self.done.set_result(None)
 
     def tell(self, news: Callable[[Monitor], None] | None) -> None:
-        """Tell it next; None: that is all."""
+        """Add to what it is told; None ends it."""
         self._news.put(news)
 
     def complain(self, why: object) -> None:
@@ -314,7 +314,7 @@ class _Telling:
             while news := self._news.get():
                 try:
                     news(self.monitor)
-                except BaseException as error:  # noqa: BLE001 - it is no reason that the run fails
+                except BaseException as error:  # noqa: BLE001 - it must not make the run fail
                     self.complain(error if isinstance(error, Exception) else repr(error))
                 self.has_begun = True
         finally:

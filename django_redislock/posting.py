@@ -1,6 +1,7 @@
-"""An HTTP POST whose time limit is that of the whole request.
+"""An HTTP POST with a time limit for the whole request.
 
-The timeout of urllib is one of each step, so a server that sends a byte a second is read for ever.
+The timeout of urllib limits each step alone, so a server that sends a byte a second is read for
+ever.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ LONGEST_ANSWER = 200  # Bytes.
 
 
 def post(url: str, body: bytes, timeout: float) -> bytes:
-    """Post a text, and return the begin of the answer. Redirects and proxies are followed.
+    """Post a text, and return the beginning of the answer. Redirects and proxies are followed.
 
     Args:
         url: It begins with http:// or https://.
         body: UTF-8.
-        timeout: Seconds for all of it. Beyond it may only go: a resolver of names that does not
-            answer, and a name whose addresses do not answer, since each of them is tried as long.
+        timeout: Seconds for all of it. It may take longer only if the resolver of names does not
+            answer, or if several addresses of a name do not: each is tried that long.
 
     Raises:
-        OSError: There was no answer in time, or one that is no success.
+        OSError: There was no answer in time, or it was no success.
     """
     request = urllib.request.Request(url, data=body, method="POST")
     request.add_header("Content-Type", "text/plain; charset=utf-8")
@@ -85,7 +86,7 @@ class _Answer(http.client.HTTPResponse):
 
 
 class _Received(io.RawIOBase):
-    """What a socket receives until a deadline."""
+    """Reads from a socket until a deadline."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline
@@ -103,10 +104,10 @@ class _Received(io.RawIOBase):
 
 
 def _left(deadline: float) -> float:
-    """Seconds until then.
+    """Seconds until the deadline.
 
     Raises:
-        TimeoutError: It is over.
+        TimeoutError: The deadline is over.
     """
     left = deadline - time.monotonic()
     if left <= 0:

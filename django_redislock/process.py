@@ -27,7 +27,7 @@ class Process:
 
 
 class Forked(Protocol):
-    """What has threads, connections or leases that a forked child must not use."""
+    """An object with threads, connections or leases that a forked child must not use."""
 
     def after_fork(self) -> None:
         """In a forked child: leave the parent's alone, and begin anew."""
@@ -35,8 +35,8 @@ class Forked(Protocol):
 
 current = Process()  # This one, or its parent while a fork made in C has not been noticed.
 
-# In a forked child: what its parents have left it, and must not be collected there. The end of an
-# event loop, for one, unregisters it from a selector that it shares with the parent's.
+# In a forked child: objects of its parents that must not be collected there. An event loop, for
+# one, would unregister itself from a selector that it shares with the parent's.
 inherited: list[object] = []
 
 tell_after_fork: WeakSet[Forked] = WeakSet()  # In each child that is forked from now on.
@@ -49,8 +49,8 @@ _telling: dict[int, threading.RLock] = {}
 def this() -> Process:
     """This process, also after a fork made in C, which runs no hook of Python: uWSGI's, say.
 
-    To be called once per operation, before it looks at what a fork changes: where a backend is
-    taken, and where a lease is. All that follows may go by ``current``.
+    Call it once per operation, before the operation uses anything that a fork changes: where it
+    takes a backend, and where it takes a lease. From there on ``current`` is right.
     """
     if os.getpid() != pid:
         _notice_fork()
@@ -60,7 +60,7 @@ def this() -> Process:
 class cached_property(Generic[Value]):  # noqa: N801 - it is the standard library's, but for this
     """As functools.cached_property, without the mutex that it has before Python 3.12.
 
-    A fork in the midst of it would leave the mutex taken in the child, which then waits for ever.
+    A fork while the mutex is taken would leave it taken in the child, which would wait for ever.
     """
 
     def __init__(self, function: Callable[[Any], Value]) -> None:

@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Keep each test in memory. A fixture would come after those of a class or the session."""
+    """Keep each test's locks in memory. A fixture would come after those of a class or session."""
     if not item.config.getini(INI) or item.get_closest_marker(MARKER) is not None:
         return (yield)
     from django_redislock.testing import LockTestKit

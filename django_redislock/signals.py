@@ -1,8 +1,8 @@
-"""What happens to locks, as Django signals. All are sent with ``send_robust``, after the fact.
+"""Django signals about locks. Each is sent with ``send_robust``, after the event.
 
 Each has the argument *template*: the name of the lock as it was written, "report:{id}" for
-"report:42". So there are few templates, however many names there are. That of a lock whose name was
-not formatted is the name. docs/monitoring.md has a table of the signals.
+"report:42". So there are few templates, however many names there are. If a name was not formatted,
+the template is the name. docs/monitoring.md has a table of the signals.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ logger = logs.logger("django_redislock")
 
 
 class _Reentrant(Signal):
-    """A signal that a handler of SIGTERM, say, or a destructor may send while it is being sent.
+    """A signal that may be sent while it is being sent: by a destructor or a signal handler.
 
-    Django finds the receivers under a mutex that is not reentrant, so it would wait for ever.
+    Django finds the receivers under a mutex that is not reentrant, so the second send would wait
+    for ever.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.RLock()  # type: ignore[assignment] # it is used in the same way
         self._prompt: list[Callable[..., object]] = []
-        self._alone: list[Any] = []  # What receivers is while nobody else is connected.
+        self._alone: list[Any] = []  # The receivers while no others are connected.
 
     def connect_prompt(self, receiver: Callable[..., object]) -> None:
         """Connect a receiver that never blocks. For the package's own integrations.
 
-        An event loop calls it itself. Django has a thread call what is no coroutine function, and
-        that takes longer than a lock.
+        An event loop calls it directly. Django would have a thread call a plain function, and that
+        takes longer than a lock.
         """
         with self.lock:
             self.connect(receiver, weak=False)
@@ -51,7 +52,7 @@ class _Reentrant(Signal):
             self._alone = [one for one in self._alone if one[1] != receiver]
 
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """See Django's, which looks for the receivers each time, as some may be gone."""
+        """As Django's, without its search for live receivers if only prompt ones are connected."""
         if self.receivers != self._alone:  # A program may also replace the list.
             return self._send_to_all(sender, **named)
         for receiver in self._prompt:
@@ -66,33 +67,33 @@ class _Reentrant(Signal):
         try:
             return super().send_robust(sender, **named)
         except RuntimeError:
-            # Not a receiver's: Django cannot call asynchronous receivers from blocking code in an
-            # event loop's thread.
+            # Django's own: in an event loop's thread, blocking code cannot call asynchronous
+            # receivers.
             extra = logs.of(lock=_lock_in(named))
             logger.exception("Could not send a signal about a lock", extra=extra)
             return []
 
     async def asend_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """See Django's; receivers that never block need no thread, unless others do."""
+        """As Django's, without a thread if only prompt receivers are connected."""
         if self.receivers == self._alone:
             return self.send_robust(sender, **named)
         return await super().asend_robust(sender, **named)
 
 
-#: A lease was granted. Arguments: lease, waited (seconds), blocked_by (the Owner who had the lock
+#: A lease was granted. Arguments: lease, waited (seconds), blocked_by (the Owner that had the lock
 #: when the wait began; None if it was free).
 lock_acquired = _Reentrant()
 #: A lease was ended by its owner. Arguments: lease, held_for (seconds), success.
 lock_released = _Reentrant()
-#: The wait ran out. Arguments: name, using, holder, waited (seconds), blocked_by (the Owner who has
-#: the lock, or had it last; holder is the same as text).
+#: The wait ran out. Arguments: name, using, holder, waited (seconds), blocked_by (the Owner that
+#: has the lock, or had it last; holder is the same as text).
 lock_timed_out = _Reentrant()
 #: An acquire or a release ends with LockUnavailable. Arguments: name, using, reason (that of the
-#: exception), waited (seconds from when the server was asked first), lease (None of an acquire).
+#: exception), waited (seconds since the server was first asked), lease (of an acquire: None).
 lock_unavailable = _Reentrant()
 #: Renewals are unanswered, and half of the ttl is gone. Arguments: lease, left (seconds).
 lease_endangered = _Reentrant()
-#: A lease ended while it was relied on. Arguments: lease, reason, held_for (seconds).
+#: A lease ended while its owner relied on it. Arguments: lease, reason, held_for (seconds).
 lock_lost = _Reentrant()
 #: An operator ended a lease. Arguments: name, using, id, holder, by. The template is the name.
 lock_force_released = _Reentrant()
@@ -105,7 +106,7 @@ run_ended = _Reentrant()
 #: A run did not happen because of its lock. Sender: as of run_started. Arguments: job, name, using,
 #: task_id (or None), result (Skipped; docs/jobs.md and docs/celery.md have its keys).
 task_skipped = _Reentrant()
-#: A call of a task with give_up_after was started so often, never ended, and is given up.
+#: A call of a task with give_up_after is given up: it was started so often, and never ended.
 #: Sender: the task. Arguments: job, name (the lock), using, task_id, starts.
 task_abandoned = _Reentrant()
 

@@ -1,4 +1,4 @@
-"""take_up(): go on with the lease that another process, or another thread, has handed over."""
+"""take_up(): go on with a lease that another process or thread has handed over."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def take_up(
     """The lock that ``lease.hand_over()`` has handed over; nobody else has had it meanwhile.
 
     Use it as ``with take_up(baton) as lease:``, as ``async with``, or by its ``acquire()`` and
-    ``release()``. The lease has a greater fence than the one that was handed over. Making it does
-    no I/O, and taking it up never waits. It can be taken up once: entering the block, or
-    ``acquire()``, raises LockLost if it was taken up before, or not in time.
+    ``release()``. The lease has a greater fence than the one that was handed over. Making the lock
+    does no I/O, and taking it up never waits. A baton can be taken up once: entering the block, or
+    ``acquire()``, raises LockLost if it was taken up before, or is too old.
 
     Args:
-        baton: What ``hand_over()`` has returned.
+        baton: The result of ``hand_over()``.
         ttl, renew, max_hold, min_hold, atomic, release_on_commit: As of distributed_lock(), for the
-            lease that is taken up. They count from then on.
+            lease that is taken up. Durations count from then on.
 
     Raises:
         ValueError: The baton was changed, or signed with another SECRET_KEY; or an argument is of

@@ -1,6 +1,6 @@
-"""Records of the runs of jobs, tasks among them: how the last ones ended, which are under way.
+"""Records of the runs of jobs and tasks: how the last runs ended, which are under way.
 
-Also which call waits in the broker's queue to run, of tasks that are queued one at a time.
+Also the call that waits in the broker's queue, of a task that is queued once at a time.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ ASKED_AT_ONCE = 1000
 # Lists are bounded, whatever the server holds: names are cheap, records are not.
 MOST_NAMES = 100_000
 MOST_DEFERRED_NAMED = 100
-BECAUSE_OF = "\n"  # In a note of a skip, between why and because of whom.
+BECAUSE_OF = "\n"  # In a note of a skip, between the reason and the other owner.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Jsonable):
     """A run of a task, or one that was skipped or abandoned."""
 
-    at: float  #: When it ended, in seconds since the epoch, by the server's clock; or else began.
+    at: float  #: When it ended, or else began, in seconds since the epoch by the server's clock.
     ago: float
-    lasted: float | None  #: None: it was skipped or abandoned, or its end is not known.
+    lasted: float | None  #: None: skipped or abandoned, or its end is not known.
     #: Why it was skipped: "busy", "held", "cooling", "done" or "duplicate". Why it was abandoned.
     #: Else "".
     why: str
-    #: Because of whom it was skipped: who had the lock, or had done the work. Else "".
+    #: The owner that had the lock, or had done the work, so that it was skipped. Else "".
     by: str = ""
-    owner: Owner  #: Who ran it, or skipped it.
+    owner: Owner  #: The process that ran or skipped it.
 
     @property
     def reason(self) -> str:
-        """Why it was skipped, and because of whom; or why it was abandoned."""
+        """Why it was skipped, with the other owner; or why it was abandoned."""
         return f"{self.why} ({self.by})" if self.by else self.why
 
     @property
@@ -77,7 +77,7 @@ class Run(Jsonable):
         return is_gone(self.owner.host, self.owner.pid)
 
     def __str__(self) -> str:
-        """What became of it, for humans. Its owner may be text from anybody."""
+        """What became of it, for humans. Anybody may have written its owner."""
         when = f"{duration(self.ago)} ago"
         if self.lasted is not None:
             when = f"{when}, took {duration(self.lasted)}"
@@ -98,10 +98,10 @@ class Record(Jsonable):
         last_success: The last run that ended well.
         last_failure: The last that raised.
         last_skip: The last that did not happen because of the lock.
-        last_abandoned: The last that give_up_after has kept from starting once more.
-        last_unended: The last run that began, whose lease is over, and of which neither success nor
-            failure is known: its process was killed, or it lost the lease.
-        skips: How many were skipped since the last success.
+        last_abandoned: The last call that give_up_after did not start again.
+        last_unended: The last run that began and never reported its end, though its lease is over:
+            its process was killed, or it lost the lease.
+        skips: How many runs were skipped since the last success.
         under_way: The runs that hold the lock right now; several if the task has a limit.
         skipped_at: When the last runs were skipped, in seconds since the epoch by the server's
             clock, the oldest first: 30 at most, and no duplicates.
@@ -132,7 +132,7 @@ class Record(Jsonable):
 
     @property
     def known(self) -> bool:
-        """Whether anything is."""
+        """Whether any run is known."""
         return bool(self.last or self.under_way)
 
     @property
@@ -142,7 +142,7 @@ class Record(Jsonable):
 
     @property
     def limit(self) -> int:
-        """How many permits the lock has, by the runs that are known; or 1."""
+        """How many permits the lock has, by the known runs; or 1."""
         return limit_of(run.owner for run in self._known)
 
     @property
@@ -154,17 +154,17 @@ class Records(list[Record]):
     """A list of records.
 
     Attributes:
-        partial: Whether there are more than it has.
-        silent: The servers that did not answer, if there are several. Their records are missing.
+        partial: Whether more records exist than the list has.
+        silent: Of several servers, those that did not answer. Their records are missing.
     """
 
     partial: bool = False
     silent: Sequence[str] = ()
 
     def of_job(self, name: str) -> Record | None:
-        """One record of the job *name*, put together from these; None if it has not run.
+        """One record of the job *name*, combined from these; None if it has not run.
 
-        It has the name of the job. Its skips are those since the last success under each lock.
+        Its name is that of the job. It counts the skips since the last success under each lock.
         """
 
         def last(kind: str) -> Run | None:
@@ -196,7 +196,7 @@ def records(
     Args:
         using: Alias in REDISLOCK.
         limit: How many locks at most.
-        task: If given, only locks under which the last runs are of this task, by its full name.
+        task: If given, only locks whose last runs include one of this task, by its full name.
         prefix: If given, only locks whose name begins like this.
 
     Raises:
@@ -248,31 +248,31 @@ class Deferred(NamedTuple):
     """A run that waits in the line of deferred runs; see celery/line.py."""
 
     task_id: str
-    since: float  # Seconds since the epoch, as all times here.
-    back_by: float  # When it comes back at the latest, or else is given up.
-    before: int  # How many stand before it.
+    since: float  # Seconds since the epoch, like all times here.
+    back_by: float  # By when it must be back, or else is given up.
+    before: int  # How many deferred runs stand before it.
 
 
 class Calls(NamedTuple):
-    """What the server knows of calls under one lock that have no lease. "", None: nothing."""
+    """Calls under one lock that have no lease, as the server knows them. "", None: unknown."""
 
     server_time: float
-    queued: str  # The id of the task that waits in the broker's queue, and stands for other calls.
-    queued_until: float | None  # It does so no longer.
-    runs_from: float | None  # It does not run before.
-    done_at: float | None  # When a run succeeded that a `once` does not let others follow,
-    done_until: float | None  # until then.
+    queued: str  # The task id of the call that waits in the broker's queue and stands for others.
+    queued_until: float | None  # It stands for others until then.
+    runs_from: float | None  # It does not run earlier.
+    done_at: float | None  # When the run succeeded after which `once` skips others,
+    done_until: float | None  # until this time.
     done_by: Owner
-    succeeded_at: float | None  # The task that was asked for.
+    succeeded_at: float | None  # When the task of *task_id* did.
     deferred: list[Deferred]
 
 
 def calls(names: Sequence[str], *, task_id: str = "", using: str = DEFAULT_ALIAS) -> list[Calls]:
-    """The calls under each of these locks that have no lease, or only that of one task.
+    """For each of these locks: its calls that have no lease, or only the call of one task.
 
     Args:
         names: The locks, without permits.
-        task_id: The task; "" for all of them.
+        task_id: The id of the task; "" for all.
         using: Alias in REDISLOCK.
 
     Raises:
@@ -335,8 +335,9 @@ class _Started(NamedTuple):
 
 def _records(backend: Backend, names: list[str]) -> list[Record | None]:
     noted = _noted(backend, names)
-    # A run that has started is under way while its lease holds the lock. Otherwise it may have
-    # noted its end since we asked, so ask again: if no end is noted then, the run never ended.
+    # A run that has started is under way while its lease holds the lock. If the lease is over, the
+    # run may have noted its end since we asked, so ask again. If no end is noted then, it never
+    # ended.
     runs = [(name, one) for name, (_, started) in noted.items() for one in started]
     looks = backend.look_many([Permit(name, one.permit) for name, one in runs])
     over = {
@@ -394,7 +395,7 @@ def _read_run(note: bytes, now: float) -> Run | None:
     if (noted := read_noted_run(note)) is None:
         return None
     at, lasted, why, owner = noted
-    ended = None if why else lasted  # One that was skipped has no length.
+    ended = None if why else lasted  # A skipped run has no length.
     why, _, by = why.partition(BECAUSE_OF)
     return Run(at=at, ago=max(0.0, now - at), lasted=ended, why=why, by=by, owner=owner)
 
@@ -403,7 +404,7 @@ def _read_run(note: bytes, now: float) -> Run | None:
 
 
 def last_successes(names: Sequence[str], *, using: str) -> dict[str, Run]:
-    """The last run that ended well under each of these locks, where one is known.
+    """The last successful run under each of these locks, where it is known.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -421,7 +422,7 @@ def note_skip(name: str, why: str, by: str = "", *, using: str) -> None:
     Args:
         name: The lock.
         why: As Skipped says it.
-        by: Who had the lock, or had done the work.
+        by: The owner that had the lock, or had done the work.
         using: The alias.
 
     Raises:
@@ -436,7 +437,7 @@ def note_skip(name: str, why: str, by: str = "", *, using: str) -> None:
 
 
 def note_abandoned(name: str, starts: int, *, using: str) -> None:
-    """Note that the run of this thread was abandoned, after so many starts that never ended.
+    """Note that the run of this thread was abandoned, after *starts* starts that never ended.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -459,7 +460,7 @@ def count_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: str)
 
 
 def uncount_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: str) -> None:
-    """The body that has started under this lease has ended.
+    """Take back count_start(): the body under this lease has ended.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -468,7 +469,7 @@ def uncount_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: st
 
 
 def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
-    """Note that a run has finished, but its task goes on: it has published its own retry.
+    """Note that a run has finished but its task goes on, since it has published its own retry.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -495,7 +496,7 @@ def announce(
     arguments: bytes = b"",
     using: str,
 ) -> str:
-    """Say that a call is about to be queued; one at a time is, for *ttl* seconds.
+    """Announce a call that is about to be queued. For *ttl* seconds it is the only one.
 
     Args:
         name: The lock of its run.
@@ -503,13 +504,14 @@ def announce(
         ttl: See above.
         delay: Seconds until it may run.
         lives: Seconds until its message expires.
-        arguments: What the call that stands for it is to run with, which retract() gives back.
-            b"" leaves that one its own; b"-" is too long to be kept, so that none stands for it.
+        arguments: With which the call that stands for this one is to run; retract() returns them.
+            b"" leaves that call its own. b"-" means too long to keep, so no call stands for this
+            one.
         using: The alias of the lock.
 
     Returns:
-        "" if it is the one, else the id of the one that is, which stands for this one too: it
-        runs no later, and expires no earlier. A second makes no difference.
+        "" if this call is the queued one. Else the id of the queued call, which stands for this one
+        too: it runs no later, and expires no earlier, give or take a second.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -522,10 +524,10 @@ def announce(
 
 
 def requeue(name: str, task_id: str, ttl: float, *, using: str) -> float | None:
-    """The announced call goes back into the queue, for *ttl* seconds. Harmless if it is another.
+    """Put the announced call back into the queue, for *ttl* seconds. Harmless for another call.
 
     Returns:
-        How many seconds ago it last stood for another call; None if it has not.
+        Seconds since another call was last merged into this one; None if none was.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -535,16 +537,16 @@ def requeue(name: str, task_id: str, ttl: float, *, using: str) -> float | None:
 
 
 def retract(name: str, task_id: str, *, keep: float = 0.0, using: str) -> bytes:
-    """The announced call has started, or never will. Harmless if it is not the one.
+    """Say that the announced call has started, or never will. Harmless for another call.
 
     Args:
         name: The lock of its run.
         task_id: Its id.
-        keep: Seconds for which the server keeps the arguments, in case of a second delivery.
+        keep: Seconds that the server keeps the arguments, in case of a second delivery.
         using: The alias of the lock.
 
     Returns:
-        The arguments of the last call that it stands for, if announce() was given some; else b"".
+        The arguments of the last call that it stands for, if announce() got any; else b"".
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -564,19 +566,19 @@ def stand_in_line(
     permits: int,
     using: str,
 ) -> tuple[int, int, float]:
-    """A run that finds the lock busy takes its position among the deferred ones, or keeps it.
+    """Give a run that finds the lock busy its position in the line of deferred runs, or keep it.
 
     Args:
         name: The lock.
         task_id: The id of the task.
-        ticket: The position that it was given before; 0 for a new one, at the end.
-        busy: Who is in its way.
-        spacing: Seconds that the lock is kept at least for each run.
+        ticket: Its position from before; 0 for a new one, at the end.
+        busy: The outcome of its acquire.
+        spacing: Seconds for which each run keeps the lock at least.
         permits: How many runs may be under way at a time.
         using: The alias.
 
     Returns:
-        Its ticket, how many are before it, and how many seconds it is until its turn.
+        Its ticket, how many runs are before it, and the seconds until its turn.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -590,7 +592,7 @@ def stand_in_line(
 
 
 def leave_line(name: str, task_id: str, *, using: str) -> None:
-    """The run is deferred no more. Harmless if it was not.
+    """Take the run out of the line. Harmless if it was not in it.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -606,7 +608,7 @@ def _call(
     permit: int = 1,
     using: str,
 ) -> Any:
-    """Run a script; if it *notes* a run, it is told how records are kept."""
+    """Run a script. If it *notes* a run, pass it how long records are kept."""
     backend = backends[using]
     args = (*args, backend.retention) if notes else args
     return backend.run(flows.result_of(Call(script, name, args, backend.within, permit=permit)))

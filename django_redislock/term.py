@@ -1,4 +1,4 @@
-"""leadership(): the lock of a process that is to be the only one to lead, and its term."""
+"""leadership(): the term of the one process that leads."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def leadership(
     """The term of one leader among all processes that use the same server and name.
 
     ``with leadership("scheduler", ttl=15) as term:`` waits, leads, and steps down at the end of the
-    block, also if its body raises; so does ``async with``. It is a lease of
+    block, also if its body raises; so does ``async with``. A term is a lease of
     ``distributed_lock(name)``, renewed while the block lasts.
 
     Args:
-        name: What is led: the name of the lock.
+        name: The name of the lock.
         ttl: Seconds, or a timedelta, after which another may lead if this process dies. None means
             the setting TTL.
         wait: How long to wait for the term; 0 tries once. None means the setting WAIT.
         max_silence: How long the term lasts after the last ``term.beat()``, so that a body that
-            hangs does not lead for ever. None: as long as the process lives, or as the setting
+            hangs does not lead for ever. None: as long as the process lives, or the setting
             MAX_HOLD allows.
         using: Alias in REDISLOCK.
 
@@ -57,7 +57,7 @@ def leadership(
 
 
 class Term:
-    """The time for which one leads, from the beginning to the end of a block; see leadership().
+    """The time of one leader, from the beginning to the end of a block; see leadership().
 
     Entering the block raises LockTimeout if *wait* runs out, and LockUnavailable if the server does
     not answer. Leaving it after a loss raises LockLost, unless the body has raised.
@@ -85,7 +85,7 @@ class Term:
 
     @property
     def fence(self) -> int:
-        """Greater than that of every earlier leader: pass it to what a late one must not change.
+        """Greater than in every earlier term. A system can refuse a late leader by it.
 
         Raises:
             LockMisuse: No block has begun yet.
@@ -93,14 +93,14 @@ class Term:
         return self._begun().fence
 
     def beat(self) -> None:
-        """Say that the body goes on, before *max_silence* is over; return if it still leads.
+        """Say that the body goes on, before *max_silence* is over. Return only if it still leads.
 
-        It asks the server only while nobody knows whether a hand-over was confirmed, as
-        ``Lease.ensure_held()`` does.
+        Like ``Lease.ensure_held()``, it asks the server only while nobody knows whether a hand-over
+        was confirmed.
 
         Raises:
             LockLost: The term is over.
-            LockUnavailable: Nobody knows, and the server does not answer.
+            LockUnavailable: The server was asked, and did not answer.
             LockMisuse: No block has begun yet.
         """
         lease = self._begun()
@@ -108,9 +108,9 @@ class Term:
         lease.ensure_held()
 
     def on_lost(self, callback: Callable[[Term], object]) -> None:
-        """Call *callback* with this term once if it is lost; at once if it already is.
+        """Call *callback* with this term, once, when it is lost; at once if it is lost already.
 
-        It runs in a thread of its own. What it raises is logged.
+        The callback runs in a thread of its own. What it raises is logged.
 
         Raises:
             LockMisuse: No block has begun yet.

@@ -1,4 +1,4 @@
-"""The test runner of Django that keeps tests from the servers in the settings."""
+"""A test runner for Django that keeps tests away from the servers in the settings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Workers(ParallelTestSuite):
 class InMemoryRunner(DiscoverRunner):
     """Keeps all locks in memory while tests, and the migrations before them, run.
 
-    Also in each process of ``test --parallel``, however these are started. For ``TEST_RUNNER``, or
-    as the base of a runner of your own.
+    That includes each process of ``test --parallel``, however it is started. For ``TEST_RUNNER``,
+    or as the base of a runner of your own.
     """
 
     parallel_test_suite = _Workers

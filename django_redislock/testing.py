@@ -37,10 +37,10 @@ _OF_SERVERS = frozenset({"BACKEND", "LOCATION", "OPTIONS", "REPLICAS_ACK"})
 
 
 class LockTestKit:
-    """What a test may do to locks: pretend that others hold them, take them away, look.
+    """Lets a test act on locks: pretend that others hold them, take them away, look.
 
-    As a context manager it also keeps the locks of every alias in memory, whatever REDISLOCK says
-    or is changed to. The block begins without locks; after it, all is as before.
+    As a context manager it also keeps the locks of every alias in memory, also if REDISLOCK is
+    changed meanwhile. The block begins without locks; after it, all is as before.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class LockTestKit:
     def simulate_lost(
         self, name: str, reason: LostReason = "expired", *, using: str = DEFAULT_ALIAS
     ) -> Lease:
-        """Let the code that holds the lock *name* in this process lose it, and return its lease.
+        """Let the holder of the lock *name* in this process lose it, and return its lease.
 
         on_lost callbacks and the lock_lost signal fire as they would.
         """
@@ -103,7 +103,7 @@ class LockTestKit:
     def simulate_unavailable(self, *, using: str | None = None) -> Iterator[None]:
         """Let the server of one alias, or of all, not answer during the block.
 
-        Locks raise LockUnavailable at once. What is held is not renewed meanwhile.
+        Locks raise LockUnavailable at once. Held leases are not renewed meanwhile.
         """
         chosen = [_memory(alias) for alias in (aliases() if using is None else [using])]
         for backend in chosen:
@@ -118,9 +118,9 @@ class LockTestKit:
     def advance(self, seconds: float | timedelta) -> None:
         """Let time pass for all locks, at once: ttl, min_hold, once, max_hold and wait.
 
-        A lease of this process is renewed meanwhile as it would be, so it stays held unless
-        renew=False, max_hold or simulate_unavailable() ends it. The clocks of Python and Django
-        stay as they are.
+        The leases of this process are renewed as usual, so they stay held unless renew=False,
+        max_hold or simulate_unavailable() ends them. The clocks of Python and Django stay as they
+        are.
         """
         left = seconds_of(seconds, "seconds")
         for alias in aliases():
@@ -142,7 +142,7 @@ class LockTestKit:
 
 
 def _in_memory(alias: str) -> Backend:
-    """The backend of an alias in memory, whatever server that names, if any."""
+    """An in-memory backend for an alias, also if the alias names a server."""
     raw = given(alias) if is_set() or alias != DEFAULT_ALIAS else {}
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key not in _OF_SERVERS} | IN_MEMORY

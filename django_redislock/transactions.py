@@ -45,7 +45,7 @@ def _used() -> list[BaseDatabaseWrapper]:
 class _ThisThread(threading.local):
     @cached_property
     def connections(self) -> list[BaseDatabaseWrapper]:
-        """What _used() finds, kept: to make that list takes longer than a release may."""
+        """The list of _used(), kept: to make it takes longer than a release may."""
         if "django.db" in sys.modules and not _listening:
             _listen()
         return _used()
@@ -57,7 +57,7 @@ of_this_thread = _ThisThread()
 def watch_connections() -> None:
     """Notice the open connections of all threads, and each that is opened from now on.
 
-    A thread that used a lock before may have looked when there was none yet.
+    A thread that used a lock earlier may have looked before there was one.
     """
     global of_this_thread  # noqa: PLW0603 - that of all threads at once
     _listen()
@@ -69,12 +69,12 @@ _about_to_listen: set[int] = set()  # Threads.
 
 
 def _listen() -> None:
-    """Have each new connection noted. The app does so when it is ready, other programs once."""
+    """Have each new connection noted. The app calls this when it is ready, other programs once."""
     global _listening  # noqa: PLW0603 - of the process
     from django.db.backends.signals import connection_created
 
     # connect() takes a mutex. A signal handler that uses a lock may have interrupted this thread
-    # there, and would wait for it for ever.
+    # there. It would wait for the mutex for ever.
     thread = threading.get_ident()
     if thread in _about_to_listen:
         return
@@ -87,7 +87,7 @@ def _listen() -> None:
 
 
 def note_connection(**kwargs: object) -> None:
-    """This thread has opened a connection; a receiver of Django's signal connection_created."""
+    """Note a new connection of this thread: a receiver of Django's signal connection_created."""
     of_this_thread.connections = _used()
 
 
@@ -114,9 +114,9 @@ def open_blocks(connection: BaseDatabaseWrapper) -> int:
 
 
 def is_by_hand(connection: BaseDatabaseWrapper) -> bool:
-    """Whether no end of a block commits there, since autocommit is off.
+    """Whether autocommit is off there, so that no end of a block commits.
 
-    No connection is opened for the answer. Of one that is not open, the settings give it.
+    It opens no connection: if none is open, the settings have the answer.
     """
     if connection.atomic_blocks:  # Within them autocommit is always off.
         return not connection.commit_on_exit
@@ -135,8 +135,9 @@ def by_hand() -> str | None:
 def at_end(then: Callable[[bool], object]) -> bool:
     """Have *then* called once, when all transactions that this thread has open now are over.
 
-    It is told whether all of them were committed. The end of an inner block, which is a savepoint,
-    is not the end of the transaction. Transactions with autocommit off do not count: see by_hand().
+    *then* is told whether all of them were committed. The end of an inner block, which is a
+    savepoint, is not the end of the transaction. Transactions with autocommit off do not count: see
+    by_hand().
 
     *then* is never called if the thread ends without ending them, if only the garbage collector
     finds them, or if the interpreter exits.
@@ -157,9 +158,10 @@ def at_end(then: Callable[[bool], object]) -> bool:
     ends = _Ends(then, len(connections))
     for connection in connections:
         connection.on_commit(_Mark(ends), robust=True)
-        # Django notes the savepoints that a callback was registered in. When one of them is rolled
+        # Django notes the savepoints in which a callback was registered. When one of them is rolled
         # back, it forgets the callback. There is no public way to register one for the outermost
-        # block, so they are taken out again; but not that of a TestCase, which ends with the test.
+        # block, so the savepoints are taken out again; but not that of a TestCase, which ends with
+        # the test.
         savepoints, *_ = connection.run_on_commit[-1]
         savepoints.difference_update(connection.savepoint_ids[-open_blocks(connection) :])
     return True
@@ -214,7 +216,7 @@ class _Ends:
         self._then = None
 
     def note(self, mark: _Mark, *, committed: bool) -> None:
-        """One of them is over."""
+        """Note that one of them is over."""
         # The garbage collector may run anywhere, also while this thread has a mutex of ours, which
         # `then` would wait for.
         may_wait = _collector != threading.get_ident() and not sys.is_finalizing()
@@ -233,10 +235,10 @@ _collector: int | None = None  # The thread in which the garbage collector runs.
 
 
 def note_collection(phase: str, info: object) -> None:
-    """The garbage collector begins or ends; it calls this.
+    """Note that the garbage collector begins or ends. The collector calls this.
 
-    As with destructors, Python drops what a signal handler raises here. So it is called only in
-    programs that use at_end().
+    As in destructors, Python drops what a signal handler raises here. So only programs that use
+    at_end() have it called.
     """
     global _collector  # noqa: PLW0603 - there is one garbage collector
     _collector = threading.get_ident() if phase == "start" else None
@@ -244,7 +246,7 @@ def note_collection(phase: str, info: object) -> None:
 
 # --- what is said about a release before the commit -----------------------------------------------
 
-# Between a release and the line of the program that it is owed to.
+# Packages between a release and the line of the program that caused it.
 _ON_THE_WAY = {"django_redislock", "celery", "contextlib"}
 
 CURE_OF_JOB = (
@@ -252,7 +254,7 @@ CURE_OF_JOB = (
     " outside of the transaction."
 )
 
-_told: set[str] = set()  # The places that the log has been told of.
+_told: set[str] = set()  # The places that were logged.
 
 
 def warn(name: str, alias: str, place: str, *, of_task: bool) -> None:
@@ -270,7 +272,7 @@ def warn(name: str, alias: str, place: str, *, of_task: bool) -> None:
     _told.add(place)
     logger.warning(
         "Lock %r is released at %s while a transaction is open there: until its commit, the next"
-        " holder reads what was there before. %s REDISLOCK[%r]['RELEASE_BEFORE_COMMIT'] can make"
+        " holder reads the old data. %s REDISLOCK[%r]['RELEASE_BEFORE_COMMIT'] can make"
         " this an error, or turn it off.",
         name,
         place,
@@ -285,13 +287,13 @@ def refused(name: str, alias: str, *, of_task: bool) -> LockMisuse:
     return LockMisuse(
         name,
         "a transaction is open, and its commit would come after the release: until then, the next"
-        f" holder reads what was there before. {_cure(of_task=of_task)}"
+        f" holder reads the old data. {_cure(of_task=of_task)}"
         f" (REDISLOCK[{alias!r}]['RELEASE_BEFORE_COMMIT'] is \"error\".)",
     )
 
 
 def never_ends(name: str, database: str, *, released: bool = False) -> LockMisuse:
-    """The error of release_on_commit where it would wait for a commit that nobody hears of.
+    """The error if release_on_commit would wait for a commit that Django does not announce.
 
     Args:
         name: The lock.

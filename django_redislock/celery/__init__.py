@@ -1,8 +1,8 @@
 """@single_instance_task: a Celery task of which only one run happens at a time, anywhere.
 
 The lock is taken around the task's body, by the process that runs it. So a worker, eager mode, a
-direct call, beat, ``send_task`` and every canvas behave alike; a lock that is taken when a task
-is published, or in a Celery signal, guards none of them.
+direct call, beat, ``send_task`` and every canvas behave alike. A lock taken when a task is
+published, or in a Celery signal, would not guard them all.
 """
 
 from __future__ import annotations

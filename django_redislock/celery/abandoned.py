@@ -1,4 +1,4 @@
-"""What a call ends with that was started too often and never ended: see give_up_after."""
+"""The error of a call that was started too often and never ended; see give_up_after."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class RunAbandoned(Exception):
     """A call is not started again: its earlier starts have not ended, so it kills its workers.
 
-    Its body did not run this time. The arguments are the data, so that a result backend can keep
-    them.
+    Its body did not run this time. The arguments of the exception are its data, so that a result
+    backend can keep them.
 
     Attributes:
         task: The full name of the task.
@@ -26,6 +26,6 @@ class RunAbandoned(Exception):
     def __str__(self) -> str:
         return (
             f"{self.task}[{self.task_id}] was abandoned: it was started {self.starts} times under"
-            f" lock {self.lock!r} and never ended. Most likely it kills its worker; has that had"
-            " enough memory?"
+            f" lock {self.lock!r} and never ended. Most likely it kills its worker; check the"
+            " memory of the worker."
         )

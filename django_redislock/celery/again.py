@@ -1,7 +1,7 @@
-"""The message of a run, published once more: with all that it said, to come later.
+"""Publishes the message of a run once more, with all that it said, to come later.
 
-A retry of Celery makes a new message of what the task knows, which is less. The new one shows the
-arguments that ``argsrepr`` hid, is not compressed, and names as its parent the run that it is.
+Celery's retry makes a new message from what the task knows, and that is less. The new one shows the
+arguments that ``argsrepr`` hid, is not compressed, and names its own run as its parent.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from django_redislock.celery.message import queue_of, seconds_left, waits_in_bro
 if TYPE_CHECKING:
     from celery import Task
 
-# The headers of Celery's own, see celery.app.amqp.AMQP.as_task_v2().
+# Celery's own headers, see celery.app.amqp.AMQP.as_task_v2().
 _HEADERS = (
     *("lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries"),
     *("timelimit", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result"),
     *("replaced_task_nesting", "stamped_headers", "stamps"),
 )
 _EMBEDDED = ("callbacks", "errbacks", "chain", "chord")  # In the body, beside the arguments.
-# What RabbitMQ writes about where a message has been, and would take for a circle.
+# Here RabbitMQ notes where a message has been. It would take them for a circle.
 _OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
 
 # Properties that each message gets anew when it is published.
@@ -66,7 +66,7 @@ def publish_again(task: Task, countdown: float, *, expires: Any) -> None:
         same = ("root_id", "parent_id", "retries", "eta", "expires")
         event = {"uuid": request.id, "name": task.name} | {one: headers.get(one) for one in same}
         event |= {"args": headers.get("argsrepr"), "kwargs": headers.get("kwargsrepr")}
-    # What comes from neither Celery nor a header is the task's own, or the default.
+    # If the message does not tell, it is the task's own, or the default.
     serializer = registry.type_to_name.get(had.get("content_type"), task.serializer)
     with app.producer_or_acquire() as producer:
         broker = producer.connection
@@ -92,7 +92,7 @@ def _destination(task: Task, countdown: float) -> dict[str, Any]:
     queues, delivered = task.app.amqp.queues, task.request.delivery_info or {}
     exchange, routing_key = delivered.get("exchange"), delivered.get("routing_key")
     if waits_in_broker(task.app):
-        # It came through the exchanges where it waited; what it waited for is in the routing key.
+        # It came through the exchanges where it waited; its routing key begins with its delay.
         queue = queues.get(queue_of(task.request, task.app))
         if queue is not None and queue.exchange.type != "direct":
             return {
@@ -100,7 +100,7 @@ def _destination(task: Task, countdown: float) -> dict[str, Any]:
                 "routing_key": calculate_routing_key(int(countdown), queue.routing_key),
             }
     if exchange:
-        # Of any type but direct: a message to one of these goes to the default exchange.
+        # Any type but direct: Celery would send the message to the default exchange.
         return {"exchange": exchange, "routing_key": routing_key, "exchange_type": "topic"}
     if not routing_key:
         return {}
@@ -111,7 +111,7 @@ def _destination(task: Task, countdown: float) -> dict[str, Any]:
 
 
 def _keep_content_type(request: Any = None, **kwargs: Any) -> None:
-    """In a worker: a message has come. Its task is not told how the arguments are serialized."""
+    """In a worker, for each message: keep its content type, which Celery does not tell the task."""
     if hasattr(request.task, "single_instance_options"):
         said = request.request_dict
         said["properties"] = {**said["properties"], "content_type": request.content_type}

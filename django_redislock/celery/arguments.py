@@ -1,7 +1,7 @@
 """The arguments of a call, as the server of the locks keeps them for the call that stands for it.
 
 They are serialized as the message of the call would be, and read with the same care: a worker takes
-only what its accept_content allows.
+only content that accept_content allows.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ TOO_LONG = b"-"  # As announce.lua takes it.
 
 
 class Arguments(NamedTuple):
-    """What the body of a run is given."""
+    """The arguments of the body of a run."""
 
     args: list[Any]
     kwargs: dict[str, Any]
-    shown: dict[str, str]  # argsrepr and kwargsrepr: what logs and events say of them.
+    shown: dict[str, str]  # argsrepr and kwargsrepr: their form in logs and events.
 
 
 def packed(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bytes:
     """The arguments of a call that is made with these options of apply_async().
 
     Returns:
-        TOO_LONG if they are longer than the server is to keep.
+        TOO_LONG if they are too long for the server to keep.
 
     Raises:
         TypeError: The task does not take them.
         EncodeError: They cannot be serialized.
     """
     args, kwargs = tuple(args or ()), dict(kwargs or {})
-    # What follows is what Celery does with a call that it publishes.
+    # From here on: as Celery does with a call that it publishes.
     if task.typing and (check := getattr(task, "__header__", None)):
         check(*args, **kwargs)
     serializer = options.get("serializer") or task.serializer
@@ -61,7 +61,7 @@ def packed(task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]) -> by
 
 
 def unpacked(app: Celery, whole: bytes) -> Arguments:
-    """What packed() has made.
+    """Read the result of packed().
 
     Raises:
         ContentDisallowed: They are serialized in a way that accept_content does not name.

@@ -1,8 +1,9 @@
 """LeaderScheduler: of several beats one sends, and the others stand by.
 
-A lock for each entry of the schedule has a record of when the entry was last sent, which its holder
-alone may write. A beat takes that lock and writes the time before it sends. If the record is not
-the one that it knows, another beat has sent since: it takes over that time instead.
+Each entry of the schedule has a lock, with a record of when the entry was last sent. Only the
+holder of the lock may write that. A beat takes the lock and writes the time before it sends. If the
+record is not the one that it knows, another beat has sent meanwhile: it takes over that time
+instead.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ SENDING = RunMarker("", LOOKS_EVERY)
 
 
 class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
-    """The scheduler that Celery's setting ``beat_leader_scheduler`` names, in one beat of several.
+    """A scheduler around another one, by which only one of several beats sends.
 
-    ``celery -A proj beat -S django_redislock.celery.beat:LeaderScheduler``, started several times.
-    By default it is Celery's PersistentScheduler. ``beat_leader_ttl`` says after how many seconds
-    another beat sends if the leader dies; by default it is the setting TTL of the alias "default".
+    Start ``celery -A proj beat -S django_redislock.celery.beat:LeaderScheduler`` several times.
+    Celery's setting ``beat_leader_scheduler`` names the other scheduler, by default Celery's
+    PersistentScheduler. ``beat_leader_ttl`` says after how many seconds another beat sends if the
+    leader dies; by default it is the setting TTL of the alias "default".
 
     Raises:
         ImproperlyConfigured: One of these settings is wrong.
@@ -72,7 +74,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
         self._term = leadership(name, ttl=ttl, wait=LOOKS_EVERY, max_silence=MAX_SILENCE)
         self._options = Options(ttl=ttl, wait=0.0)
         self._leads = False
-        self._is_new = False  # Whether what the wrapped scheduler has read may be too old.
+        self._is_new = False  # Whether the wrapped scheduler may have read old data.
         self._said = ""
         self._sent: dict[str, datetime] = {}  # When each entry was last sent, as the server says.
         super().__init__(app, *args, **kwargs)
@@ -108,7 +110,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
         """Go on leading, or begin; if another beat leads, wait a moment for it to end.
 
         Raises:
-            LockTimeout: It has not ended.
+            LockTimeout: The other beat still leads.
             LockLost, LockUnavailable: This beat does not lead any more, or cannot know.
         """
         if self._leads:
@@ -121,11 +123,11 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
 
     def _step_down(self, error: LockError | None = None) -> None:
         self._leads = False
-        with suppress(LockError):  # The lease says in the log if it was lost.
+        with suppress(LockError):  # If the lease was lost, the log has it.
             self._term.__exit__(type(error) if error else None, error, None)
 
     def _take_over(self) -> None:
-        """Go on from when each entry was last sent, by whichever beat."""
+        """Go on from when each entry was last sent, by any beat."""
         self._is_new = True
         schedule = self.schedule
         self._sent = self._last_sent(schedule)
@@ -134,19 +136,19 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
         self._heap = None  # To be made anew.
 
     def schedule_changed(self) -> bool:
-        """Asked by django-celery-beat's scheduler: whether to read the database again."""
+        """Whether to read the database again. django-celery-beat's scheduler asks this."""
         is_new, self._is_new = self._is_new, False
         return super().schedule_changed() or is_new
 
     def _say(self, level: int, text: str, *args: object) -> None:
-        """Log what is new: not each second that it is so."""
+        """Log *text* if it is new, not every second."""
         if text != self._said:
             self._said = text
             logger.log(level, text, *args, extra=self._shown)
 
     @property
     def _shown(self) -> Mapping[str, Any]:
-        """What each record of the log has."""
+        """The fields of each log record."""
         return logs.of(lock=self._term.name, alias=self._options.using)
 
     # --- sending --------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
         """Write down on the server that *entry* is sent now, so that no other beat sends it too.
 
         Returns:
-            Whether that was done; if not, another beat has sent it since this one knows.
+            Whether that was done; if not, another beat has sent it meanwhile.
 
         Raises:
             LockTimeout: Another beat is about to write, or was stopped then.
@@ -201,7 +203,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
             with lock as lease:
                 latest = self._last_sent([entry.name])
                 if latest.get(entry.name, known) == known:
-                    lock.release()  # The end of the block would not tell that nobody answered.
+                    lock.release()  # The end of the block would not raise LockUnavailable.
                     latest = {entry.name: now}
                 else:
                     lock.undo()

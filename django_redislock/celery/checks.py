@@ -57,9 +57,9 @@ checks.register(check_tasks, "django_redislock")
 
 def _import_tasks(app: Celery) -> Iterator[checks.CheckMessage]:
     """Import the modules of all tasks, as a worker does when it starts; say which fail."""
-    # Not by import_default_modules(): that makes Celery run all system checks first, this one
-    # among them, and print what fails. What autodiscover_tasks() was told to import is known only
-    # to receivers of this signal, and Celery has no public way to call some of them.
+    # Not by import_default_modules(): that makes Celery run all system checks first, this one among
+    # them, and print failures. Only receivers of this signal know the modules for
+    # autodiscover_tasks() to import, and Celery has no public way to call some of them.
     for receiver in signals.import_modules._live_receivers(app):
         if not isinstance(getattr(receiver, "__self__", None), DjangoFixup):
             yield from _failure_of(receiver, sender=app, signal=signals.import_modules)
@@ -151,8 +151,8 @@ def _check_key(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckM
             "W050",
             f"Task {task.name} takes arguments ({', '.join(names)}) but names no key, so one run"
             " with any arguments keeps out all others.",
-            f'Put what tells runs apart into the key: key="{task.name}:{{{names[0]}}}"; or say'
-            f' that one lock for all is meant: key="{task.name}".',
+            f'Put the arguments that tell runs apart into the key: key="{task.name}:{{{names[0]}}}"'
+            f'; or say that one lock for all is meant: key="{task.name}".',
         )
 
 
@@ -215,7 +215,7 @@ def _check_acknowledgement(task: SingleInstanceTask, terms: Terms) -> Iterator[c
             " others have skipped.",
             "Set acks_late=True on the task, or task_acks_late: then the broker delivers it again."
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
-            " Silence this if it must rather not be done than be started twice.",
+            " Silence this if a lost run is better than a second start.",
         )
 
 
@@ -236,8 +236,8 @@ def _check_redelivery(task: SingleInstanceTask, terms: Terms) -> Iterator[checks
             f"Task {task.name} has give_up_after, but not reject_on_worker_lost: if the process of"
             " the task alone is killed, Celery ends the call with WorkerLostError the first time.",
             "Set reject_on_worker_lost=True on the task, or task_reject_on_worker_lost; with"
-            " give_up_after it cannot go round for ever. Silence this if calls are only to be"
-            " counted that kill a whole worker.",
+            " give_up_after it cannot go round for ever. Silence this if only calls that kill a"
+            " whole worker are to be counted.",
         )
 
 

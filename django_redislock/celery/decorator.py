@@ -72,19 +72,18 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     single_instance: Mapping[str, Any] = {}
 
-    # Whether to report STARTED, in place of Celery's track_started, which is switched off: Celery
-    # reports before the lock is asked for, so it overwrites the result of a finished run that is
-    # delivered again.
+    # Whether to report STARTED. Celery's own track_started is switched off: it reports before the
+    # lock is asked for. So it overwrites the result of a finished run that is delivered again.
     reports_start = False
 
     single_instance_options: ClassVar[SingleInstance] = SingleInstance()  # The same, checked.
     _naming: ClassVar[Any] = None  # See naming().
-    limits_of: ClassVar[Any] = None  # What makes the limits of a run, if it has several.
+    limits_of: ClassVar[Any] = None  # Makes the limits of a run, if it has several.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # Celery makes a class of each task, with the function as `run`, and then wraps autoretry
-        # around that. The lock is wrapped first, so that autoretry may act on a LockTimeout.
+        # around `run`. The lock is wrapped first, so that autoretry sees a LockTimeout.
         run = inspect.getattr_static(cls, "run")
         unguarded = getattr(run, "unguarded", run)
         body, bound = _function_of(unguarded)
@@ -100,7 +99,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             function = partial(body, None) if bound else body
             cls.limits_of = staticmethod(all_makers(options.limits, function, how))
         cls._naming = None if named is None else staticmethod(named)
-        if run is unguarded:  # Else it is inherited, with the lock.
+        if run is unguarded:  # Otherwise it is inherited, with the lock.
             cls.run = _guarded(run)
 
     @classmethod
@@ -113,13 +112,13 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     def retry(self, *args: Any, **options: Any) -> Retry:
         """As Celery's. A run that has published its retry is no success, however it ends.
 
-        The argsrepr and kwargsrepr of the caller, by which it hides arguments, come along. A run
-        that was abandoned is not retried, whatever autoretry_for says.
+        The retry keeps the caller's argsrepr and kwargsrepr, which hide arguments. An abandoned run
+        is not retried, whatever autoretry_for says.
         """
         if isinstance(options.get("exc"), RunAbandoned):
             raise options["exc"]
         if "headers" in options:
-            # They replace the message's headers, but not what it carries of ours.
+            # They replace the message's headers; keep those of ours.
             options = carrying(options, **carried(self.request.headers))
         if not args and "args" not in options and "kwargs" not in options:
             hidden = {name: vars(self.request).get(name) for name in ("argsrepr", "kwargsrepr")}
@@ -133,7 +132,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         return retry
 
     def on_replace(self, sig: Any) -> Any:
-        """As Celery's, but after the commit of a body that is a transaction."""
+        """As Celery's, but if the body is a transaction, after its commit."""
         replace = super().on_replace
         if replace_after_commit(self, lambda: replace(sig)):
             raise Ignore("Replaced by new task")
@@ -150,7 +149,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     @cached_property
     def lock_template(self) -> Written:
-        """What names its locks: the key as it was written; the task, if that is a function."""
+        """The key as it was written; if it is a function or missing, the task's name."""
         options = self.single_instance_options
         key = options.limits[0].name if options.limits else options.key
         return Written(key if isinstance(key, str) else self._own_name)
@@ -177,8 +176,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     ) -> AsyncResult:
         """As Celery's; with unique_queued only if no call with the same key waits in the queue.
 
-        A keyword argument ``baton``, unless the task has one itself, is what ``hand_over()`` has
-        returned: the run goes on with that lease.
+        A keyword argument ``baton``, unless the task has one itself, is a baton from
+        ``hand_over()``: the run goes on with that lease.
         """
         baton = None
         if "baton" in (kwargs or {}) and "baton" not in inspect.signature(self.run).parameters:
@@ -190,7 +189,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         if task_id and (call := call_of_id(options)):
             options = carrying(options, call=call)
 
-        # By name: many classes of tasks have an apply_async(args, kwargs, **options).
+        # By name: many task classes have apply_async(args, kwargs, **options).
         named = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
 
         def publish(task_id: str | None, **added: str) -> AsyncResult:
@@ -214,7 +213,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
 
 def _function_of(run: Any) -> tuple[Callable[..., Any], bool]:
-    """The function behind a task class's ``run``, and whether it is given the task."""
+    """The function behind a task class's ``run``, and whether it gets the task."""
     bound = not isinstance(run, staticmethod)
     return inspect.unwrap(run if bound else run.__func__), bound
 
@@ -231,7 +230,7 @@ def _guarded(run: Any) -> Callable[..., Any]:
         return TaskRun(task, args, kwargs).execute(body)
 
     guarded_run.unguarded = run  # type: ignore[attr-defined]
-    if not bound:  # The method is given the task, also if its body is not.
+    if not bound:  # The method gets the task, also if its body does not.
         guarded_run.__signature__ = _with_self(function)  # type: ignore[attr-defined]
     return guarded_run
 
@@ -247,7 +246,7 @@ def _with_self(function: Callable[..., Any]) -> inspect.Signature:
 if TYPE_CHECKING:
 
     class TaskOf(SingleInstanceTask, Generic[Parameters, Returned]):
-        """What single_instance_task makes of a function: a task that takes its arguments."""
+        """A function under single_instance_task: a task that takes its arguments."""
 
         def __call__(
             self, *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -330,55 +329,55 @@ def single_instance_task(
 
 
 def single_instance_task(first: Any = None, /, **options: Any) -> Any:
-    """Make a Celery task of which one run happens at a time. Stands where @shared_task stands.
+    """Make a Celery task of which one run happens at a time. Write it in place of @shared_task.
 
     All options of @shared_task work too (bind, queue, acks_late, autoretry_for, …). A first
     positional number is the ttl. Durations are seconds or a timedelta; None means the setting.
 
     Args:
         key: Name of the lock: a format string over the task's arguments, defaults applied, or a
-            function that is given them. Default: the task's full name.
-        ttl: How long the lease lasts unless renewed: a dead worker blocks others no longer.
+            function of them. Default: the task's full name.
+        ttl: How long the lease lasts unless renewed. If the worker dies, the lock is free by then.
         wait: How long to queue for the lock with on_conflict="wait".
         renew: Whether the lease is renewed, every ttl/3, while the body runs.
-        max_hold: The lease is renewed at most this long.
-        min_hold: After a success the lock stays taken at least this long, counted from when it
-            was granted, so that a server whose clock is late does not run the job again. After
-            a failure it is free at once.
+        max_hold: How long the lease is renewed at most.
+        min_hold: After a success the lock stays taken at least this long, counted from the grant,
+            so that a host whose clock is late does not run the job again. After a failure it is
+            free at once.
         once: After a success, later runs are skipped for this long. A failure leaves it free.
-            "database" has them skipped until its row, committed with what the body writes, is
-            deleted; it needs atomic.
-        on_conflict: What a run does if it finds another one. "skip" returns a marked value,
+            "database" commits a row together with the writes of the body, and skips later runs
+            until that row is deleted; it needs atomic.
+        on_conflict: What a run does if the lock is not free. "skip" returns a marked value,
             ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``, or "cooling" with
-            "by" and "ago" if that one is done and min_hold keeps the lock. "raise" raises
-            LockTimeout. "retry" comes back later, until conflict_deadline, then skips. "wait"
-            queues for the lock in its worker slot, then skips. A function gets a Conflict, and
-            its return value is the result.
-        conflict_deadline: How long "retry" is ready to come back.
+            "by" and "ago" if min_hold keeps the lock after another run. "raise" raises LockTimeout.
+            "retry" comes back later, until conflict_deadline, then skips. "wait" queues for the
+            lock in its worker slot, then skips. A function gets a Conflict, and its return value is
+            the result.
+        conflict_deadline: How long "retry" keeps coming back.
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
-        monitor: A Monitor, or a list of them, of django_redislock.monitors, as Ping("https://...")
-            or Sentry("nightly"). It is told the begin and the end of each run that is not skipped,
-            outside the lock's time.
-        abort_on_lost: Whether the body ends with LockLost at the next current_lease(), self.lease
-            or ensure_held() after its lease is lost.
-        limit: How many runs may happen at a time, first come first served: each has one of so many
-            permits, of which current_lease().permit tells the number.
-        limits: In place of a key and a limit: a list of Limit, of which a run takes all or none,
-            the narrowest first; see distributed_lock(). The first one names the lock, for records.
+        monitor: A Monitor of django_redislock.monitors, or a list of them, such as
+            Ping("https://...") or Sentry("nightly"). It is told the begin and the end of each run
+            that is not skipped; the lock does not wait for it.
+        abort_on_lost: Whether, once the lease is lost, the next current_lease(), self.lease or
+            ensure_held() ends the body with LockLost.
+        limit: How many runs may happen at a time, first come first served. Each has a permit with a
+            number, current_lease().permit.
+        limits: In place of a key and a limit: a list of Limit, the narrowest first; see
+            distributed_lock(). A run takes all or none. The first one names the lock, for records.
             Tasks that name the same limit share it.
-        unique_queued: Whether a call is not published while one with the same key waits in the
-            queue; the AsyncResult of that one is returned. It runs with its own arguments, those
-            of the first call; with "newest", with those of the last one that it stands for. It
-            waits until its body starts, also if it finds the lock busy and goes back to the queue.
-            It stands for no call that would run earlier, or expire later.
-        queued_ttl: How long a call counts as waiting in the queue if nothing is heard of it.
-        give_up_after: How many times a call may be started without an end that its worker sees, as
-            when it is killed for want of memory. After that it fails with RunAbandoned, and is not
-            started again. It needs acks_late. None starts it each time that it is delivered.
+        unique_queued: Whether at most one call per key waits in the queue. Another call is not
+            published then; it returns the AsyncResult of the waiting one. That one runs with its
+            own arguments, or with "newest" with those of the last call that it stands for. It
+            counts as waiting until its body starts, also if it finds the lock busy and goes back to
+            the queue. It stands for no call that would run earlier, or expire later.
+        queued_ttl: How long a call counts as waiting in the queue without any news of it.
+        give_up_after: How many times a call may start and never end, as when its worker is killed
+            for want of memory. After that it fails with RunAbandoned, and is not started again. It
+            needs acks_late. None starts the call at each delivery.
         using: Alias in REDISLOCK.
         atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
-            DATABASES. It is committed before the lock is released.
+            DATABASES. The commit comes before the release.
 
     Raises:
         TypeError, ValueError: An option is unknown, of the wrong type or out of range.
@@ -410,7 +409,7 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     _check_body(function)
     ours, theirs = split(options)
     base = theirs.pop("base", None)
-    # Checked now, at the line that is wrong, and not when the app is set up.
+    # Check now, at the line that is wrong, not when the app is set up.
     checked = SingleInstance.parse(merge([inherited(base or Task), ours]))
     checked.check_redelivered(theirs)
     naming(checked.key, function, bound=bool(theirs.get("bind")))
@@ -425,9 +424,9 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
             **theirs,
         )
 
-    # As shared_task does, which has the same two names from Celery's private module. It cannot be
-    # called itself: the base class is a different one for each app, since only the app knows its
-    # own class for tasks, such as the one with delay_on_commit in Django projects.
+    # As shared_task does, with the same two names from Celery's private module. We cannot call it:
+    # each app needs another base class, since only the app knows its own class for tasks, such as
+    # the one with delay_on_commit in Django projects.
     connect_on_app_finalize(register)
     for app in _get_active_apps():
         if app.finalized:
@@ -453,7 +452,7 @@ _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasy
 
 
 def _with_lock(base: type[Task]) -> type[Task]:
-    """The class of a task, made one of ours."""
+    """The class of a task, derived from ours too."""
     if issubclass(base, SingleInstanceTask):
         return base
     return type(base.__name__, (SingleInstanceTask, base), {"abstract": True})

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 FIRST_PAUSE = 0.5  # Seconds, doubled each time.
 LONGEST_PAUSE = 60.0
 MARGIN = 0.2  # Seconds after a lease should have ended.
-LAST_PART = 0.75  # Runs that must be back by some time come in the last quarter until then.
+LAST_PART = 0.75  # A run that must be back by some time comes in the last quarter until then.
 
 
 class Deferred(Ignore):  # type: ignore[misc] # Celery has no types
     """This delivery ends without a result, and another one follows.
 
-    Nobody reports for the task now, and somebody will later: the only case in which Celery's
-    Ignore does not leave a canvas, or a caller of get(), waiting for ever.
+    No delivery reports for the task now, but a later one will. Otherwise Celery's Ignore would
+    leave a canvas, or a caller of get(), waiting for ever.
     """
 
 
 class _Rejected(Reject, Deferred):  # type: ignore[misc] # Celery has no types
     """The broker is to deliver the same message again, since it does not take a new one.
 
-    It is an Ignore as well, which autoretry_for leaves alone. A plain Reject would make Celery
+    It is an Ignore as well, and autoretry_for leaves that alone. On a plain Reject, Celery would
     publish a retry, which the broker does not take either, and then drop the message.
     """
 
@@ -65,8 +65,8 @@ def defer(
         turn: Its turn in the line of deferred runs. It says how long the pause is, in place of
             *seconds*.
         until: When to be back at the latest, in seconds since the epoch.
-        started: Whether an earlier delivery has started the work, and so was in time. Then this
-            one, which is there in case that one dies, does not expire.
+        started: Whether an earlier delivery has started the work, and so was in time. Then this one
+            does not expire: it is there in case that one dies.
 
     Raises:
         Deferred: The broker does not take the message, but has the old one still.
@@ -84,7 +84,7 @@ def defer(
         carry(task.request, ticket=turn.ticket)
     expires = None if started else task.request.expires
     left = min(math.inf if until is None else until - now, seconds_left(expires))
-    # Not all at the same moment, which is too late for all but one of them.
+    # Not all at the same moment: that is too late for all but one of them.
     last = max(left, 0.0) * random.uniform(LAST_PART, 1.0)
     countdown = min(pause, LONGEST_PAUSE, visibility_timeout(task.app) / 2, last)
     if waits_in_broker(task.app):

@@ -1,11 +1,12 @@
 """The line of deferred runs: each has its position, and comes back shortly before its turn.
 
-A run that finds its lock busy, and is to come back, takes a position at the end of the line of that
-lock. It keeps it until its body starts, however often it goes back to the broker. The server of the
-locks says how many are before it and, since it knows how long runs last, when its turn is.
+A run that finds its lock busy, and is to come back, takes a position at the end of that lock's
+line. It keeps the position until its body starts, however often it goes back to the broker. The
+server of the locks says how many runs are before it. It knows how long runs last, so it also says
+when the turn is.
 
-The line is an economy, and no guarantee. What waits is the message, at the broker; if the line is
-lost, runs come back as before, and stand in it again.
+The line saves work, and guarantees nothing. The message itself waits at the broker. If the line is
+lost, runs come back as before, and stand in line again.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
 
 logger = logs.logger("django_redislock.celery")
 
-NEAR = 1.0  # Seconds before its turn from which a run waits for it in its worker slot,
+NEAR = 1.0  # Seconds: a run so near its turn waits for it in its worker slot,
 NEAREST = 2  # if it is among so many for each run that may be under way,
 NEAREST_OF_SECONDS = 5  # or so many if it cannot come back after less than a second.
 IN_SLOT = 2.0  # Seconds that it waits there at most.
-OF_TIME_LIMIT = 1 / 20  # The part of a time limit, which goes on meanwhile, that it may wait.
+OF_TIME_LIMIT = 1 / 20  # The part of a time limit that it may wait; the limit goes on meanwhile.
 
-# The part of the time until its turn for which it goes away. What is said of that time is a guess,
-# and gets better the nearer it is.
+# The part of the time until its turn for which a run goes away. That time is a guess, and gets
+# better as the turn comes nearer.
 AWAY = 0.75
 SHORTEST_PAUSE = 0.1  # Seconds.
 
 
 class Turn(NamedTuple):
-    """What is known of the turn of a run."""
+    """The turn of a run, as far as it is known."""
 
     ticket: int  # Its position, which its message carries.
     before: int  # How many runs stand before it.
@@ -61,8 +62,8 @@ def stand(task: Task, busy: Busy, permits: int) -> Turn | None:
 
     Args:
         task: The task, during its run.
-        busy: Who is in its way, and in that of which lock.
-        permits: How many may hold that lock at a time.
+        busy: The outcome of its acquire, with the lock that is not free.
+        permits: How many permits that lock has.
 
     Returns:
         When its turn is; None if the server does not say.
@@ -101,6 +102,6 @@ def time_in_slot(task: Task) -> float:
 
 
 def leave(task: Task, name: str, task_id: str) -> None:
-    """The run stands in the line no longer: its body starts, or never will."""
-    with suppress(LockUnavailable):  # Else it is given up when its turn has passed.
+    """Take the run out of the line: its body starts, or never will."""
+    with suppress(LockUnavailable):  # Else the server drops it when its turn has passed.
         task_runs.leave_line(name, task_id, using=task.single_instance_options.using)

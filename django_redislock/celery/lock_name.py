@@ -28,15 +28,16 @@ def naming(
     bound: bool = False,
     validation: Mapping[str, Any] | None = None,
 ) -> Naming | None:
-    """Return what makes the name of the lock of the arguments of a run.
+    """Return the function that makes the name of the lock from the arguments of a run.
 
-    It is None for a task without a key, whose lock has the name of the task. However a task is
-    called, the name is the same: a worker is given lists for tuples, and dictionaries for models.
+    It is None for a task without a key: its lock has the name of the task. However a task is
+    called, the name is the same, though a worker gets lists for tuples, and dictionaries for
+    models.
 
     Args:
         key: The option of that name.
         run: The function of the task.
-        bound: Whether it is given the task first, which is no argument of a run.
+        bound: Whether it gets the task first, which is no argument of a run.
         validation: How Celery makes the models of pydantic that it is annotated with, see
             validation_of(); None if it makes none.
 
@@ -84,7 +85,7 @@ def naming(
 
 
 def validation_of(run: Any) -> dict[str, Any] | None:
-    """What Celery tells pydantic when it makes the models that ``run`` of a task is annotated with.
+    """The options with which Celery makes the pydantic models in the annotations of ``run``.
 
     Returns:
         The options of model_validate(); None if it makes none: the task has no pydantic=True.
@@ -123,7 +124,7 @@ def _models(run: Any) -> dict[str, Any]:
     found = {}
     for name, hint in hints.items():
         models = [one for one in (hint, *get_args(hint)) if hasattr(one, "model_validate")]
-        # Or a model or None; what else there may be, Celery leaves as it is.
+        # Or a model or None. Celery leaves other annotations alone.
         if models and (models == [hint] or set(get_args(hint)) == {models[0], NoneType}):
             found[name] = models[0]
     return found
@@ -132,14 +133,15 @@ def _models(run: Any) -> dict[str, Any]:
 def _passed_by_name(
     key: Callable[..., str], parameters: list[inspect.Parameter], own: str
 ) -> list[str] | None:
-    """Return the arguments of the task that its key function is given, by name.
+    """Return the arguments of the task that its key function gets by name.
 
-    None means that it is called as the task is: with all arguments, by position where possible.
+    None means that the function is called like the task: with all arguments, by position where
+    possible.
 
     Args:
         key: The function.
         parameters: Those of the task.
-        own: What the task calls itself, which is no argument; "" if it does not.
+        own: The parameter for the task itself, which is no argument; "" if there is none.
     """
     shown = f"{getattr(key, '__qualname__', repr(key))}()"
     if inspect.iscoroutinefunction(key) or inspect.isgeneratorfunction(key):
@@ -156,8 +158,8 @@ def _passed_by_name(
         shared = [name for name in signature.parameters if name in kinds]
         if (shared or not signature.parameters) and _accepts(signature, (), shared):
             return shared
-    # 2. All of them, as they are passed to the task. Whether that is possible is not known if the
-    # task itself takes *args or **kwargs.
+    # 2. All of them, as they are passed to the task. If the task itself takes *args or **kwargs,
+    # nobody knows whether that is possible.
     keywords = [name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY]
     positional = [name for name in kinds if name not in keywords]
     if len(kinds) < len(parameters) or _accepts(signature, positional, keywords):

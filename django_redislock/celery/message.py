@@ -1,4 +1,4 @@
-"""What a message says beside the arguments of the task, and how its broker will treat it."""
+"""The content of a message beside the task's arguments, and how its broker will treat it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEADER = "redislock"
 # It is 3600 for Redis and 1800 for SQS; RabbitMQ closes the connection after 1800.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
 
-# What stands before the routing key of a message that has waited at the broker.
+# The prefix of the routing key of a message that has waited at the broker.
 _WAITED = re.compile(rf"^(?:[01]\.){{{MAX_NUMBER_OF_BITS_TO_USE}}}")
 
 
@@ -50,16 +50,16 @@ def carried(headers: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def carrying(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:
-    """The options of apply_async(), changed so that the message carries what is *added* too."""
+    """The options of apply_async(), changed so that the message carries *added* too."""
     headers = options.get("headers") or {}
     return {**options, "headers": {**headers, HEADER: {**carried(headers), **added}}}
 
 
 def call_of_id(options: Mapping[str, Any]) -> str | None:
-    """Which call is made by an apply_async() with these options, one of which is a task id.
+    """The call that an apply_async() with these options, a task id among them, makes.
 
-    There may be many under an id that the program has chosen. What is part of a canvas had its id
-    before; a publisher that is delivered twice publishes it twice, and that is one call.
+    A program may make many calls under an id of its own choice. A part of a canvas had its id
+    before: if its publisher is delivered twice, it is published twice, and that is one call.
 
     Returns:
         None if nothing tells it from another call under the same id.
@@ -71,7 +71,7 @@ def call_of_id(options: Mapping[str, Any]) -> str | None:
     if publisher is None:
         return had or str(uuid())
     own = carried(publisher.request.headers).get("call") or publisher.request.id
-    # What is part of a canvas, and what replaces a task, was frozen; that has given it a reply_to.
+    # A part of a canvas, or a task's replacement, was frozen, and so has a reply_to.
     if options.get("reply_to") or options.get("parent_id"):
         return had or own
     # A program may pass all headers on, as for tracing, and so those of its own call.

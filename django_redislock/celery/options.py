@@ -1,6 +1,6 @@
-"""The options of single_instance_task, and what is refused at import.
+"""The options of single_instance_task, and which of them are refused at import.
 
-Also the Conflict, which the option on_conflict gives to a function.
+Also Conflict, the argument of a function given as on_conflict.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from django_redislock.jobs.options import JobOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-NEWEST: Literal["newest"] = "newest"  # Whose arguments a call runs with that stands for others.
+NEWEST: Literal["newest"] = "newest"  # The call that waits runs with the newest's arguments.
 
 HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class Conflict(JobConflict):
-    """What a function given as on_conflict gets. Its return value is the task's result."""
+    """The argument of a function given as on_conflict. The task has the function's result."""
 
     task: Task
 
@@ -76,7 +76,7 @@ class SingleInstance(JobOptions):
 
     @classmethod
     def unknown(cls, names: Iterable[str]) -> str:
-        """What to say of options that are neither ours nor Celery's."""
+        """The message about options that are neither ours nor Celery's."""
         return _unknown(names, OPTIONS)
 
     def check_redelivered(self, task: Mapping[str, Any]) -> None:
@@ -142,8 +142,8 @@ def inherited(cls: type) -> dict[str, Any]:
 def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the options of classes and of a decorator, one by one. The later one wins.
 
-    None is as if an option was not given. An option that serves another, such as wait, is dropped
-    if a later layer changes that other so that it is of no use.
+    None means that an option was not given. An option such as wait serves another one. It is
+    dropped if a later layer changes that other option so that it has no use.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -199,7 +199,7 @@ _CELERYS_OPTIONS = frozenset(
 
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return our options and Celery's, and refuse what is neither.
+    """Return our options and Celery's, and refuse all others.
 
     Celery makes an attribute of the task of each option, whatever it is. So it would accept a
     misspelt one, and the lock would be held for longer, or keep out less, than its author thinks.
@@ -230,7 +230,7 @@ def _unknown(names: Iterable[str], known: Iterable[str]) -> str:
     )
 
 
-# What the same thing is called in other libraries.
+# Names of the same things in other libraries.
 _CALLED_ELSEWHERE = {
     "timeout": "the lease's length is 'ttl'",
     "lock_timeout": "the lease's length is 'ttl'",

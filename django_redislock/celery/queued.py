@@ -1,9 +1,9 @@
 """unique_queued: of the calls with one key, only one waits in the broker's queue at a time.
 
 A call is announced before it is published. It is retracted when the body of its run starts, or when
-it is known that none will. Until then it stands for every other call with the same key, which is
-not published. This is an economy, and no guarantee: ``send_task`` and other applications publish
-without asking. The lock around the body keeps apart what must not run twice at a time.
+it is known that none will. Until then it stands for every other call with the same key; those are
+not published. This saves work, and guarantees nothing: ``send_task`` and other applications publish
+without asking. The lock around the body still keeps the runs apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logs.logger("django_redislock.celery")
 
 # Options of a call that needs a result of its own, and so is published: something depends on it, or
-# its caller looks for it under a task id that it has chosen.
+# its caller looks for it under a task id of its own choice.
 _DEPENDENTS = ("link", "link_error", "chain", "chord", "group_id", "task_id")
 
 
@@ -40,7 +40,7 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
     return bool(
         task.app.conf.task_always_eager
         or options.get("retries")
-        or "tries" in carried(options.get("headers"))  # A run that is deferred.
+        or "tries" in carried(options.get("headers"))  # A deferred run.
         or any(options.get(name) for name in _DEPENDENTS)
     )
 
@@ -51,7 +51,7 @@ def by_majority(task: Task) -> bool:
 
 
 def check_backend(task: Task) -> None:
-    """Refuse unique_queued="newest" where the last of several calls could not be told.
+    """Refuse unique_queued="newest" if nobody could tell which of several calls is the last.
 
     Raises:
         ImproperlyConfigured: A majority of servers decides about the locks.
@@ -77,13 +77,13 @@ def publish_once(
 ) -> AsyncResult:
     """Publish a call, unless another one that waits in the queue stands for it.
 
-    That one has the same key, runs no later and expires no earlier. It runs with its own arguments,
-    or with *arguments* if there are any. A call that is published stands for those to come.
+    The waiting call has the same key, runs no later and expires no earlier. It runs with its own
+    arguments, or with *arguments* if there are any. A published call stands for later ones.
 
     Args:
         task: The task.
         name: The lock of the run.
-        publish: Publishes the call, given its task id and what its message is to carry.
+        publish: Publishes the call. It gets the task id, and more for the message to carry.
         arguments: Those of the call, packed; b"" if the one that waits keeps its own.
         expires: When its message expires, as Celery takes it.
         countdown: Seconds until it is to run.
@@ -115,7 +115,7 @@ def publish_once(
 def _announce(
     task: Task, name: str, task_id: str, arguments: bytes, delay: float, lives: float
 ) -> str:
-    """Announce a call that runs after *delay*, and whose message *lives* so many seconds.
+    """Announce a call. It runs after *delay* seconds, and its message lives for *lives* seconds.
 
     Returns:
         "" if it is to be published, else the id of the one that waits.
@@ -166,7 +166,7 @@ def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | Non
         expires: When its message expires, as the message says it.
 
     Returns:
-        How many seconds ago it last stood for another call; None if it has not.
+        Seconds since another call was last merged into it; None if none was.
     """
     options: SingleInstance = task.single_instance_options
     # It is heard of again when it comes back, after the longest pause at the latest; queued_ttl
@@ -188,7 +188,7 @@ def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | Non
 def _said(
     task: Task, name: str, task_id: str, error: LockUnavailable | None = None
 ) -> Mapping[str, Any]:
-    """What a record of the log about a call has."""
+    """The fields of a log record about a call."""
     reason = error.reason if error else None
     known = {"lock": name, "alias": task.single_instance_options.using, "reason": reason}
     return logs.of(job=task.name, task_id=task_id, **known)

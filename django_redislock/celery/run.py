@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
 
-# Seconds before a time limit when a run is over at the latest, also if a monitor was not told yet.
+# A run is over at least so many seconds before a time limit, also if a monitor was not told yet.
 TIME_TO_REPORT = 1.0
 
 # Celery's own tasks that call another one for each item of their message.
@@ -64,10 +64,10 @@ _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
 
 
 def check_baton(baton: Baton, name: str, options: SingleInstance) -> None:
-    """Refuse a baton of another lock than that of the run, or of one with another limit.
+    """Refuse a baton of another lock than the run's, or with another limit.
 
     Raises:
-        LockMisuse: It is.
+        LockMisuse: The baton is of another lock.
     """
     is_of_run = (baton.alias, baton.name, baton.limit) == (options.using, name, options.limit)
     if options.limits or not is_of_run:
@@ -112,7 +112,7 @@ def _deferred(request: Any) -> str:
 
 
 def _deferred_again(request: Any, by: str = "") -> str:
-    """The same, with one more because of *by*; "" if it was not the lock's holder."""
+    """The same, with one more because of *by*, the lock's holder; "" if it was another reason."""
     count, _, rest = _deferred(request).partition(" ")
     since = rest.partition(" ")[0] or str(int(time.time()))
     return f"{int(count) + 1 if count and is_number(count) else 1} {since} {by}".rstrip()[
@@ -152,8 +152,8 @@ class TaskRun(JobRun):
         self.task, self.request = task, request
         self.id: str = request.id or ""  # "" if it is called directly.
         deferred = _deferred(request) if request.headers else ""
-        # Its name is made within execute(), which retracts the call if that fails: a key function
-        # may not take the arguments as they are after their way through the broker.
+        # execute() makes its name, and retracts the call if that fails: a key function may not take
+        # the arguments as the broker gives them back.
         super().__init__(
             Activity(task=task.name, task_id=self.id, deferred=deferred),
             task.single_instance_options,
@@ -164,17 +164,17 @@ class TaskRun(JobRun):
         )
         self._arguments_of: str | None = None  # The lock of which the server keeps its arguments.
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
-        self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
+        self.publish_replacement: Callable[[], Any] | None = None  # To be called after its commit.
         if request.headers:
             self.baton = carried(request.headers).get("baton") or ""
         self.delivered = is_delivered(request)
-        self._most_starts: int | None = None  # How many may not end; None: they are not counted.
+        self._most_starts: int | None = None  # How many starts may not end; None: not counted.
         self.call = ""  # Which of the calls under its id it is, if the caller chose the id.
         if self.delivered:
             self.call = carried(request.headers).get("call") or ""
             self._most_starts = self.options.give_up_after
             tries = f"{request.replaced_task_nesting or 0}.{request.retries or 0}"
-            # By which duplicates of it are recognised, see lua/_task_of.lua.
+            # Its duplicates are recognised by this, see lua/_task_of.lua.
             self.marker = RunMarker(
                 f"{self.id}/{self.call}:{tries}", task.redelivered_after + RECOGNISED_FOR
             )
@@ -190,7 +190,7 @@ class TaskRun(JobRun):
     # --- under the lock -----------------------------------------------------------------------
 
     def execute(self, body: Callable[..., Any]) -> Any:
-        """Execute *body* under the lock, or do what is done instead; return the result."""
+        """Execute *body* under the lock, or do what happens instead; return the result."""
         try:
             result = super().execute(body)
         except Deferred:
@@ -217,7 +217,7 @@ class TaskRun(JobRun):
         try:
             outcome = lock.attempt()
         except LockLost as lost:
-            # It comes too late, or again: it asks as any other run does.
+            # It comes too late, or again: it asks for the lock as any other run does.
             extra = self._said(reason=lost.reason)
             self.logger.warning("%s does not go on with a lease: %s", self, lost, extra=extra)
         self.baton = ""
@@ -275,7 +275,7 @@ class TaskRun(JobRun):
 
     @cached_property
     def _item_of(self) -> str:
-        """The task of Celery's that calls this one for an item of its message; "" if none.
+        """Celery's task that calls this one for an item of its message; "" if there is none.
 
         It is celery.map or celery.starmap, which serves chunks() too.
         """
@@ -325,7 +325,7 @@ class TaskRun(JobRun):
         raise self._abandon(lease, unended, most)
 
     def _abandon(self, lease: Lease, starts: int, most: int) -> Exception:
-        """Give up a call of which so many starts have not ended. Returns what is to be raised."""
+        """Give up a call with *starts* unended starts. Returns the exception to raise."""
         with self._noting("end"):
             self._give_back(lease)
         # The mark of an earlier delivery that was abandoned counts as a start.
@@ -367,7 +367,7 @@ class TaskRun(JobRun):
         except TaskPredicate as end:
             if self.publish_replacement and isinstance(end, Ignore):
                 return  # Committed; then the replacement is published.
-            # Celery does not call it an error, so nobody else tells of it.
+            # Celery does not call it an error, so nothing else logs it.
             self.logger.log(
                 logging.INFO if isinstance(end, Retry) else logging.WARNING,
                 "%s ends by %s, so what it wrote to database %r is rolled back",
@@ -410,7 +410,7 @@ class TaskRun(JobRun):
     # --- without the lock ---------------------------------------------------------------------
 
     def _decide(self, found: Busy | Done | Finished) -> Any:
-        """Decide what this run does that found the lock not free.
+        """Decide what a run does that found the lock not free.
 
         Either it is skipped, or it is deferred, or it fails; or an earlier delivery has reported
         for it. The same as a table: docs/celery.md, "What happens to a run".
@@ -468,8 +468,8 @@ class TaskRun(JobRun):
     def _body_has_started(self) -> bool:
         """Whether this is a Celery retry of a body that was executed.
 
-        If the lock kept the body from that, the retry meets on_conflict as the first try did, so
-        that max_retries bounds it.
+        If the lock kept the body from starting, the retry meets on_conflict as the first try did,
+        so that max_retries bounds it.
         """
         return bool(self.request.retries) and not carried(self.request.headers).get("raised")
 
@@ -502,8 +502,8 @@ class TaskRun(JobRun):
         """When this run must be back, in seconds since the epoch; None if it cannot be deferred.
 
         Args:
-            last_call_ago: How many seconds ago it last stood for another call; conflict_deadline
-                counts from then.
+            last_call_ago: Seconds since another call was last merged into its own;
+                conflict_deadline counts from then.
         """
         if not self.delivered:
             return None
@@ -576,7 +576,7 @@ class TaskRun(JobRun):
                 self.name,
                 f"the arguments of the last call name the lock {name!r} in the worker, and those"
                 " of the first one do not, though to the callers the key was the same. Make the"
-                " key of what looks the same on both sides of the broker",
+                " key of values that look the same on both sides of the broker",
             )
         request = self.request
         # Celery's tracer passes the same list and dictionary to on_success() and the signals. With
@@ -593,7 +593,7 @@ class TaskRun(JobRun):
         self.logger.info(says, self, extra=self._said())
 
     def _requeue_call(self) -> float | None:
-        """Go on standing for others. Returns how many seconds ago it last did."""
+        """Go on standing for others. Returns the seconds since the last one was merged into it."""
         if not (name := self._announced_as):
             return None
         return queued.requeue(self.task, name, self.id, expires=self.request.expires)

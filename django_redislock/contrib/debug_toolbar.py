@@ -24,7 +24,7 @@ _current: ContextVar[LocksPanel | None] = ContextVar("_current", default=None)
 
 
 class LocksPanel(Panel):
-    """Each lock that was asked for: waited, held for, who was in the way, and what became of it.
+    """Each lock that was asked for: its wait, its time held, the holder in the way, the outcome.
 
     It receives signals while a request is served, and nothing otherwise.
     """
@@ -47,7 +47,7 @@ class LocksPanel(Panel):
 
     @property
     def nav_subtitle(self) -> str:
-        """How many locks, and how long they were waited for."""
+        """How many locks, and how long the request waited for them."""
         stats: dict[str, Any] = self.get_stats()  # type: ignore[no-untyped-call]
         locks = counted(len(stats.get("locks", ())), "lock")
         return f"{locks}, waited {stats.get('waited', duration(0.0))}"

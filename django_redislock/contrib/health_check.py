@@ -23,7 +23,7 @@ PROBE = "django_redislock:health-check"
 class Locks(HealthCheck):  # type: ignore[misc] # the package has no types
     """Take a lock of each alias and release it.
 
-    A lock that another process is just checking counts as answered.
+    If another process is checking the same lock, that counts as an answer.
 
     Args:
         alias: The alias in REDISLOCK; all of them by default.
@@ -44,7 +44,7 @@ class Locks(HealthCheck):  # type: ignore[misc] # the package has no types
             raise ServiceUnavailable(" ".join(filter(None, problems)))
 
     async def _problem(self, alias: str) -> str:
-        """What is wrong with one alias, as a sentence; "" if nothing is."""
+        """The problem of one alias, as a sentence; "" if there is none."""
         most = self.timeout.total_seconds()
         asked = asyncio.ensure_future(self._ask(alias, most))
         if (await asyncio.wait({asked}, timeout=most))[0]:

@@ -1,4 +1,4 @@
-"""Jobs: one instance of many runs it, whatever it is: a function, a command, a Celery task."""
+"""Jobs, each with one run at a time: a function, a command, a Celery task."""
 
 from __future__ import annotations
 

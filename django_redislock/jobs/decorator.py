@@ -42,7 +42,7 @@ Returned_co = TypeVar("Returned_co", covariant=True)
 
 
 class SingleInstanceFunction(Protocol[Parameters, Returned_co]):
-    """What @single_instance makes of a function: the same, under a lock."""
+    """A function under @single_instance: the same, under a lock."""
 
     __wrapped__: Callable[Parameters, Any]
 
@@ -65,7 +65,7 @@ class SingleInstanceFunction(Protocol[Parameters, Returned_co]):
 
 
 class Decorator(Protocol):
-    """What single_instance() returns: it makes a job of a function."""
+    """The result of single_instance(): it makes a job of a function."""
 
     @overload
     def __call__(
@@ -123,52 +123,53 @@ def single_instance(
     on_unavailable: OnUnavailable = "raise",
     monitor: Monitor | Sequence[Monitor] | None = None,
 ) -> Any:
-    """Let one run of a function happen at a time, anywhere; what comes meanwhile is skipped.
+    """Let one run of a function happen at a time, anywhere; other runs meanwhile are skipped.
 
     For functions, coroutine functions and methods: ``@single_instance`` or
-    ``@single_instance("import:{source}", ttl=60)``. A run that is skipped returns Skipped, which is
-    false. In the body, ``django_redislock.jobs.current_lease()`` is the lease. Durations are
-    seconds or a timedelta; None means the setting in REDISLOCK.
+    ``@single_instance("import:{source}", ttl=60)``. A skipped run returns Skipped, which is false.
+    In the body, ``django_redislock.jobs.current_lease()`` is the lease. Durations are seconds or a
+    timedelta; None means the setting in REDISLOCK.
 
-    The function has two attributes more: ``lock_name(...)`` tells the name of the lock for these
+    The function gets two attributes: ``lock_name(...)`` returns the name of the lock for these
     arguments, and ``__wrapped__`` is the function without the lock.
 
     Args:
         name: Name of the lock: a format string over the function's arguments, defaults applied.
             Default: the module and qualified name of the function, whatever its arguments are.
-        ttl: How long the lease lasts unless renewed: a dead process blocks others no longer.
+        ttl: How long the lease lasts unless renewed. If the process dies, the lock is free by then.
         renew: Whether the lease is renewed, every ttl/3, while the body runs.
-        max_hold: The lease is renewed at most this long.
-        min_hold: After a success the lock stays taken at least this long, counted from when it
-            was granted, so that a server whose clock is late does not run the job again.
+        max_hold: How long the lease is renewed at most.
+        min_hold: After a success the lock stays taken at least this long, counted from the grant,
+            so that a host whose clock is late does not run the job again.
         once: After a success, later runs are skipped for this long. A failure leaves it free.
-            "database" has them skipped until its row, committed with what the body writes, is
-            deleted; it needs atomic.
+            "database" commits a row together with the writes of the body, and skips later runs
+            until that row is deleted; it needs atomic.
         atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
-            DATABASES. It is committed before the lock is released. Not for coroutine functions.
-        limit: How many runs may happen at a time, first come first served: each has one of so many
-            permits, of which current_lease().permit tells the number.
-        limits: In place of a name and a limit: a list of Limit, of which a run takes all or none,
-            the narrowest first; see distributed_lock(). The first one names the lock, for records.
+            DATABASES. The commit comes before the release. Not for coroutine functions.
+        limit: How many runs may happen at a time, first come first served. Each has a permit with a
+            number, current_lease().permit.
+        limits: In place of a name and a limit: a list of Limit, the narrowest first; see
+            distributed_lock(). A run takes all or none. The first one names the lock, for records.
         wait: How long to queue for the lock with on_conflict="wait"; math.inf waits for ever.
         using: Alias in REDISLOCK.
-        on_conflict: What a run does if it finds another one. "skip" returns Skipped. "raise" raises
-            LockTimeout. "wait" queues for the lock, then skips. A function gets a Conflict, and
-            its return value is the result.
+        on_conflict: What a run does if the lock is not free. "skip" returns Skipped. "raise" raises
+            LockTimeout. "wait" queues for the lock, then skips. A function gets a Conflict, and its
+            return value is the result.
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "run" runs without the lock.
-        monitor: A Monitor, or a list of them, of django_redislock.monitors, as Ping("https://...")
-            or Sentry("nightly"). It is told the begin and the end of each run that is not skipped,
-            outside the lock's time.
+        monitor: A Monitor of django_redislock.monitors, or a list of them, such as
+            Ping("https://...") or Sentry("nightly"). It is told the begin and the end of each run
+            that is not skipped; the lock does not wait for it.
 
     Raises:
-        TypeError, ValueError: An argument is unknown, of the wrong type or out of range; or what is
-            decorated is no function, or one whose body runs after the call.
-        InvalidLockName: The name is none, or uses an argument that the function does not take.
+        TypeError, ValueError: An argument is unknown, of the wrong type or out of range; or the
+            decorated object is no function, or its body runs only after the call.
+        InvalidLockName: The name cannot be a lock's name, or uses an argument that the function
+            does not take.
     """
     given = {argument: value for argument, value in locals().items() if argument != "name"}
     if name is not None and not (isinstance(name, str) or is_decorated(name)):
-        check_name(name)  # Which says that it is no string.
+        check_name(name)  # Its error says that the name is no string.
     options = JobOptions.parse(given)
     if is_decorated(name):
         return _make_job(name, None, options)
@@ -204,7 +205,7 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """Module and qualified name of a function, by which operators know the job."""
+    """Module and qualified name of a function: the job, as operators see it."""
     while isinstance(function, functools.partial):
         function = function.func
     own = getattr(function, "__qualname__", type(function).__qualname__)
@@ -212,10 +213,10 @@ def full_name(function: Callable[..., Any]) -> str:
 
 
 def namings(name: str | None, options: JobOptions, function: Callable[..., Any], job: str) -> Named:
-    """See naming(); and what makes the limits of a call, if it has several.
+    """How a call gets the name of its lock, see naming(); and its limits, if it has several.
 
     Raises:
-        ValueError: It has a name beside them.
+        ValueError: It has both a name and limits.
     """
     if not options.limits:
         return Named(naming(name, function, job), Written(name or job))
@@ -227,11 +228,11 @@ def namings(name: str | None, options: JobOptions, function: Callable[..., Any],
 
 
 def naming(name: str | None, function: Callable[..., Any], job: str) -> NameOf:
-    """What makes the name of the lock of a call of *function*.
+    """A function that makes the name of the lock of a call of *function*.
 
     Args:
         name: A format string over the arguments; None is the job's own name.
-        function: What is called.
+        function: The function that is called.
         job: The full name of the job.
     """
     if name is not None:

@@ -1,4 +1,4 @@
-"""How values stand in the name of a lock: the same for what is equal, in each process."""
+"""How values stand in the name of a lock: equal values look the same in each process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def delivered(value: Any) -> Any:
-    """What another process is given for *value*, if JSON carries it there."""
+    """The value that another process gets for *value*, if JSON carries it there."""
     if isinstance(value, Enum) and isinstance(value, str | int | float):
         return value.value
     if isinstance(value, tuple | list):
@@ -26,13 +26,13 @@ def _json_key(name: Any) -> str:
 
 
 def shown(value: Any) -> Any:
-    """What stands for *value* in a name: the same for what is equal, in each process."""
+    """The form of *value* in a name: the same for equal values, in each process."""
     value = delivered(value)
     return _in_order(value) if isinstance(value, list | dict | set | frozenset) else value
 
 
 def _in_order(value: Any) -> Any:
-    """The same without what differs from process to process, or by the way through a broker."""
+    """The same value, without differences between processes, or from the way through a broker."""
     if isinstance(value, list):
         return [_in_order(one) for one in value]
     if isinstance(value, set | frozenset):

@@ -1,6 +1,6 @@
-"""The options that every job has, and what is refused at import.
+"""The options that every job has, and which of them are refused at import.
 
-Also the Conflict, which the option on_conflict gives to a function.
+Also Conflict, the argument of a function given as on_conflict.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ DATABASE: Literal["database"] = "database"  # Where a `once` without an end is n
 
 @dataclass(frozen=True)
 class Conflict:
-    """What a function given as on_conflict gets. Its return value is the result of the run."""
+    """The argument of a function given as on_conflict. The run has the function's result."""
 
     job: str  #: The full name of the function, the task or the command.
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     lock: str  #: The lock's name.
-    #: Who holds it, or held it last if it is cooling, as "host:pid" and what that does.
+    #: The holder, or the last one if the lock cools down, as "host:pid" and what it runs.
     holder: str
     expires_in: float  #: Seconds until the holder's lease ends unless renewed, or the cooling ends.
-    cooling: bool  #: Whether nobody holds it any more: a run has succeeded, and min_hold keeps it.
+    cooling: bool  #: Whether it cools down: a run has succeeded, and min_hold keeps it taken.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ class JobOptions:
     on_conflict: str | Callable[[Any], Any] = "skip"
     on_unavailable: str = "raise"
     limit: int | None = None  # How many runs may happen at a time; None: one.
-    limits: tuple[Limit, ...] | None = None  # Of which a run takes all; the first names its lock.
+    limits: tuple[Limit, ...] | None = None  # A run takes all of them; the first names its lock.
     using: str = DEFAULT_ALIAS
     atomic: str | None = None  # The database of the transaction around the body.
-    monitor: tuple[Monitor, ...] = ()  # What is told of runs that are not skipped.
+    monitor: tuple[Monitor, ...] = ()  # They are told of runs that are not skipped.
 
     conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "wait")
     unavailable_policies: ClassVar[tuple[str, ...]] = ("raise", "run")
@@ -72,7 +72,7 @@ class JobOptions:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Check the options as they were written. None is as if one was not given.
+        """Check the options as they were written. None means that an option was not given.
 
         Raises:
             TypeError: An option is not known.
@@ -110,7 +110,7 @@ class JobOptions:
 
     @classmethod
     def unknown(cls, names: list[str]) -> str:
-        """What to say of options that are not known."""
+        """The message about unknown options."""
         known = ", ".join(sorted(cls.names()))
         return f"A job has no option {names[0]!r}. Its options are {known}."
 
@@ -127,8 +127,8 @@ class JobOptions:
                 )
         if self.once == DATABASE and self.atomic is None:
             raise ValueError(
-                'once="database" needs atomic: without it, what the body writes and the row that'
-                " says so would not be committed together. Add atomic=True, or the alias of a"
+                'once="database" needs atomic: without it, the writes of the body and the row of'
+                " its run would not be committed together. Add atomic=True, or the alias of a"
                 " database."
             )
         if self.limits and self.limit is not None:
@@ -140,7 +140,7 @@ class JobOptions:
 
     @cached_property
     def lock_options(self) -> Options:
-        """How the lock of a run is taken at first."""
+        """The options of a run's first try for its lock."""
         return Options(
             ttl=self.ttl,
             wait=self.wait if self.on_conflict == "wait" else 0.0,

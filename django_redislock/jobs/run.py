@@ -1,8 +1,8 @@
 """One run of a job: its body under the lock, or what happens instead.
 
-A job is whatever one instance is to run at a time: a function, a management command, a command of a
-shell, a Celery task. All of them run like this; a Celery task adds what its broker makes possible,
-see celery/run.py. Blocking and awaiting differ only in how the lock is asked for and released.
+A job has one run at a time: a function, a management command, a command of a shell, a Celery task.
+All of them run like this; celery/run.py adds what a broker makes possible. Blocking and awaiting
+differ only in how the lock is asked for and released.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Result = TypeVar("Result")
 # Seconds for which duplicates of a finished run are recognised, beyond the visibility timeout.
 RECOGNISED_FOR = 86_400.0
 NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
-# Skips that min_hold and once are for, so they are no warning.
+# Skips that somebody wanted, so they are no warning.
 EXPECTED_SKIPS = ("cooling", "done", "held")
 
-# How a run ends whose body began. "lost" is one whose lease was lost, however the body ended;
-# "interrupted" one that an exception from outside ended, such as Ctrl-C or a cancellation. The last
-# four are of Celery tasks: these end by retry(), replace(), Ignore or Reject.
+# How a run ends once its body has begun. "lost": its lease was lost, however the body ended.
+# "interrupted": an exception from outside ended it, such as Ctrl-C or a cancellation. The last four
+# are of Celery tasks, which end by retry(), replace(), Ignore or Reject.
 RunOutcome = Literal[
     "success", "failure", "lost", "interrupted", "retry", "replaced", "ignored", "rejected"
 ]
@@ -76,9 +76,9 @@ def current_lease() -> Lease | None:
 class Named(NamedTuple):
     """How the locks of a job are named."""
 
-    name_of: NameOf  # Makes the name of the arguments of a run.
+    name_of: NameOf  # Makes the name from the arguments of a run.
     template: str  # The name as it was written.
-    limits_of: LimitsOf | None = None  # Makes its limits of the arguments, if it has several.
+    limits_of: LimitsOf | None = None  # Makes the limits from them, if it has several.
 
 
 class _CompletedBefore(Exception):
@@ -93,7 +93,7 @@ class JobRun:
     """One run of a job.
 
     Attributes:
-        lease: While the body runs; None if it runs without the lock.
+        lease: The lease while the body runs; None if it runs without the lock.
     """
 
     logger = logs.logger("django_redislock.jobs")
@@ -101,8 +101,8 @@ class JobRun:
     lease: Lease | None = None
     _asked = 0.0  # When it asked for the lock first.
     _began: float | None = None  # When its body did.
-    baton = ""  # By which it is to take up a lease, see baton.py.
-    _lock: Lock | None = None  # That was asked last.
+    baton = ""  # If it is to take up a lease: see baton.py.
+    _lock: Lock | None = None  # The one that was asked last.
     _check_ins: CheckIns | None = None  # Once its body has begun.
 
     def __init__(
@@ -143,12 +143,12 @@ class JobRun:
 
     @cached_property
     def name(self) -> str:
-        """That of the lock."""
+        """The name of the lock."""
         return self.named.name_of(self.args, self.kwargs)
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
-        """Of a run with several limits all of them. The first one is its lock, for records."""
+        """All limits of a run with several. The first one is its lock, for records."""
         return self.named.limits_of(self.args, self.kwargs) if self.named.limits_of else ()
 
     def _new_lock(self, how: Options) -> Lock:
@@ -161,15 +161,15 @@ class JobRun:
     # --- under the lock -----------------------------------------------------------------------
 
     def execute(self, body: Callable[..., Any]) -> Any:
-        """Execute *body* under the lock, or do what is done instead; return the result.
+        """Execute *body* under the lock, or do what happens instead; return the result.
 
-        A body that raises has failed. If it did not happen because of the lock, the result is
-        Skipped.
+        If the body did not run because of the lock, the result is Skipped. A body that raises has
+        failed.
 
         Raises:
             LockTimeout: The lock is not free, and on_conflict is "raise".
             LockUnavailable: The server did not or could not answer, and on_unavailable is "raise".
-            LockLost: The lease was lost while the body ran, which did not raise.
+            LockLost: The lease was lost while the body ran, and the body did not raise.
         """
         was_busy_with = current_activity.set(self.activity)
         try:
@@ -208,14 +208,14 @@ class JobRun:
         self._check_ins = CheckIns(self.options.monitor, *run)
 
     def _tell_end(self, error: BaseException | None) -> None:
-        """Tell how the run has ended, whose lock is released; *error* is what execute() raises."""
+        """Tell how the run has ended, after its release; *error* is the exception of execute()."""
         try:
             if self._began is not None and signals.run_ended.receivers:
                 signals.run_ended.send_robust(**self._news_of_end(self._began, error))
         finally:
             if self._check_ins is not None:
                 self._check_ins.end(self._outcome_of(error), error)
-                with suppress(Exception):  # A time limit that comes now is none of the work.
+                with suppress(Exception):  # A time limit that comes now does not concern the work.
                     self._check_ins.wait(self._patience)
 
     async def _atell_end(self, error: BaseException | None) -> None:
@@ -229,7 +229,7 @@ class JobRun:
 
     @property
     def _patience(self) -> float:
-        """How many seconds the run may go on when it is over."""
+        """How many seconds a run that is over may wait for its monitors."""
         return math.inf
 
     def _news_of_end(self, began: float, error: BaseException | None) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class JobRun:
         return self._news(lease=self.lease, outcome=self._outcome_of(error), took=took)
 
     def _outcome_of(self, error: BaseException | None) -> RunOutcome:
-        """That of a body that has begun; *error* is what execute() raises."""
+        """The outcome of a body that has begun; *error* is the exception of execute()."""
         if self.lease is not None and self.lease.lost_reason:
             return "lost"
         if error is None:
@@ -279,7 +279,7 @@ class JobRun:
             return await self._adecide(outcome)
 
     def _ask_again(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
-        """Ask for a busy lock in what other ways there are."""
+        """Ask for a busy lock in other ways, if there are any."""
         return busy
 
     def _ask_for_lock(
@@ -288,11 +288,10 @@ class JobRun:
         """Ask for the lock.
 
         Args:
-            locks: Its end releases what is granted. It has the lock before that is asked for, since
-                a soft time limit may be raised right after the grant. The end of a lock that was
-                not granted does nothing.
+            locks: Its end releases the lock. It gets the lock before the request, since a soft time
+                limit may be raised right after the grant. Without a grant, its end does nothing.
             wait: Seconds to wait; None: as on_conflict says.
-            since: When it was asked for the first time, if it was before.
+            since: When the run first asked, if it asked before.
         """
         if self.baton and (outcome := self._take_up(locks)):
             return outcome
@@ -351,8 +350,8 @@ class JobRun:
     def _transaction(self) -> Iterator[None]:
         """The transaction of the option atomic, with the body in it.
 
-        With once="database" it ends at once if an earlier transaction has completed a run under
-        this lock; else it notes at its end that this one has.
+        With once="database" it ends at once if the database has a completed run under this lock;
+        else it notes at its end that this run is completed.
         """
         lease, database = self.lease, self.options.atomic
         # See options.py: atomic excludes a run without its lock.
@@ -380,7 +379,7 @@ class JobRun:
         return False
 
     def _completed(self) -> Done | Finished | None:
-        """What the database knows of a completed run under this lock."""
+        """The completed run under this lock, if the database has one."""
         assert self.options.atomic is not None  # See options.py: once="database" needs it.
         from django_redislock import completed_runs
 
@@ -392,7 +391,7 @@ class JobRun:
 
     def _give_back(self, lease: Lease) -> None:
         """End the lease of a run whose body was not executed: neither a success nor a failure."""
-        assert self._lock is not None  # That was asked for the lease.
+        assert self._lock is not None  # The lease is of this lock.
         self._lock.undo()
         with self._noting("end"):
             task_runs.forget_start(self.name, lease, using=self.options.using)
@@ -400,7 +399,7 @@ class JobRun:
     # --- without the lock ---------------------------------------------------------------------
 
     def _decide(self, found: Busy | Done | Finished) -> Any:
-        """Decide what this run does that found the lock not free."""
+        """Decide what a run does that found the lock not free."""
         skipped = self._skipped_by(found)
         self._tell(skipped)
         return self._answer(found, skipped)
@@ -414,7 +413,7 @@ class JobRun:
         return await answer if inspect.isawaitable(answer) else answer
 
     def _skipped_by(self, found: Busy | Done | Finished) -> Skipped:
-        """The skip of this run, which the log is told of. No other place decides a skip.
+        """The skip of this run; it is logged. No other place decides a skip.
 
         Raises:
             LockTimeout: Somebody else has the lock, and on_conflict is "raise".
@@ -440,20 +439,20 @@ class JobRun:
 
     @property
     def _reason(self) -> str:
-        """What else there is to say of a skip, if anything."""
+        """A remark about a skip, or ""."""
         return ""
 
     def _skip(
         self, why: str, says: str, *, ago: float | None = None, reason: str = "", **who: str
     ) -> Skipped:
-        """Make the value that stands for a skip, and tell the log.
+        """Make the result of a skip, and log it.
 
         Args:
-            why: As the result tells.
-            says: As the log tells: what the lock is.
-            ago: How many seconds it has been so.
-            reason: What else there is to say, if anything.
-            who: The holder, or by whom it is so.
+            why: The reason, for the result.
+            says: The state of the lock, for the log.
+            ago: For how many seconds it has been so.
+            reason: A remark, or "".
+            who: ``holder``, or ``by``: the owner that did the work or held the lock last.
         """
         skipped = Skipped(skipped=why, lock=self.name, **who)
         if reason:
@@ -473,7 +472,7 @@ class JobRun:
         signals.task_skipped.send_robust(**self._news(result=skipped))
 
     def _news(self, **more: Any) -> dict[str, Any]:
-        """What each signal about a run tells."""
+        """The arguments of each signal about a run."""
         return {
             "sender": self.sender,
             "job": self.activity.task,
@@ -485,7 +484,7 @@ class JobRun:
         }
 
     def _said(self, **more: Any) -> Mapping[str, Any]:
-        """What each record of the log about a run has; see logs.FIELDS."""
+        """The fields of each log record about a run; see logs.FIELDS."""
         activity = self.activity
         known: dict[str, Any] = {"job": activity.task, "task_id": activity.task_id or None}
         if self._began is None:
@@ -494,7 +493,7 @@ class JobRun:
         return logs.of(self.lease, **known)
 
     def _answer(self, found: Busy | Done | Finished, skipped: Skipped) -> Any:
-        """The result of a run that was skipped: what on_conflict says, if it is a function."""
+        """The result of a skipped run: that of on_conflict, if it is a function."""
         policy = self.options.on_conflict
         if isinstance(found, Busy) and callable(policy):
             return policy(self._conflict(found))
@@ -527,7 +526,7 @@ class JobRun:
         task_runs.note_skip(self.name, skipped["skipped"], by, using=self.options.using)
 
     def _still_has(self, lease: Lease) -> bool:
-        """Whether the run still has its lock at its end. Asks the server if that alone knows."""
+        """Whether the run still has its lock at its end. Asks the server if need be."""
         with self._noting("end"), suppress(LockLost):
             lease.ensure_held()
             return True
@@ -548,7 +547,7 @@ def run_job(
 ) -> Result | Skipped:
     """Run *body* under the lock *name*, with the records of the job *job*; or skip it.
 
-    For what is neither a function of a module nor a task, such as a command of a shell.
+    For a job that is neither a function of a module nor a task, such as a command of a shell.
 
     Args:
         job: The full name of the job, as operators will read it.

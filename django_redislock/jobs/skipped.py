@@ -1,4 +1,4 @@
-"""Skipped: what a run returns that did not happen because of its lock."""
+"""Skipped: the result of a run that did not happen because of its lock."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ _ENCODERS = ("json.encoder", "simplejson.encoder")
 
 
 class Skipped(dict[str, Any]):
-    """What a run returns in place of its body's result if it did not happen because of its lock.
+    """The result of a run that did not happen because of its lock, in place of its body's result.
 
     It is a dictionary, so JSON, pickle and Celery's result backends carry it, and it is false:
-    ``if not import_catalogue("eu"): ...``. What came through JSON is a plain dictionary again.
+    ``if not import_catalogue("eu"): ...``. After a way through JSON it is a plain dictionary.
 
     Its keys:
         skipped: Why: "busy" (somebody holds the lock), "held" (an operator keeps it from
             everybody), "cooling" (min_hold keeps it), "done" (by once) or "duplicate" (of a Celery
             task run that has succeeded).
         lock: The name of the lock.
-        holder: Who holds it, as "host:pid" and what that does, or the operator; if it is busy or
-            held.
-        by: Who did the work, or held the lock last; if it is neither.
-        ago: How many seconds ago that was; missing if nobody knows.
-        reason: Why an operator holds it, or what else there is to say; missing if nobody said.
+        holder: If it is busy or held: the holder, as "host:pid" and what it runs, or the operator.
+        by: Else: the owner that did the work, or held the lock last. ago: How many seconds ago that
+        was; missing if unknown. reason: Why an operator holds it, or another remark; missing if
+        there is none.
     """
 
     __slots__ = ()
 
     def __bool__(self) -> bool:
-        # Encoders in Python, as of json.dump() and of indented JSON, write what is false as {}.
+        # Encoders in Python, as of json.dump() and of indented JSON, write a false dictionary as
+        # {}.
         caller = currentframe().f_back  # type: ignore[union-attr] # CPython has frames
         return caller is not None and caller.f_globals.get("__name__") in _ENCODERS
 
