@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LOCATION_IS = "['redis://host-1:6379/0', 'redis://host-2:6379/0', 'redis://host-3:6379/0']"
 FEWEST_SERVERS = 3
-# Small against the ttl: the time waited for a server that is down is lost for the lease.
+# Short against the ttl: the time to wait for a server that is down is lost for the lease.
 LONGEST_OPERATION = 0.5  # Seconds.
 OPERATIONS_IN_A_TTL = 10
 
@@ -45,7 +45,7 @@ class QuorumBackend(Backend):
     """Locks on the majority of several servers that know nothing of each other (Redlock).
 
     LOCATION is a list of URLs, an odd number of at least three. OPTIONS are those of RedisBackend,
-    for all of the servers; ``max_connections`` counts those to each of them.
+    for all of the servers; ``max_connections`` is for each of them.
     """
 
     in_parts = True
@@ -149,7 +149,7 @@ class QuorumBackend(Backend):
                 server.retire()
 
     def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
-        # From the first on: each server has another order, so that pages of them do not fit.
+        # From the first name on: each server has another order, so their pages do not fit.
         found = super()._indexed(which, offset + limit, 0, latest_first=latest_first)
         permits = list(dict.fromkeys(found.permits))[offset : offset + limit]
         return found._replace(permits=permits)
@@ -161,7 +161,7 @@ def _quorum(
     """The servers.
 
     Raises:
-        ImproperlyConfigured: They are no quorum; says what to do.
+        ImproperlyConfigured: They are no quorum. The message says what to do.
     """
     urls = [location] if isinstance(location, str) else location
     if len(urls) < FEWEST_SERVERS or len(urls) % 2 == 0:

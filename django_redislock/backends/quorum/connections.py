@@ -30,8 +30,8 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class QuorumConnection(Connection):
     """A blocking connection that never blocks: its ensemble waits for several at once.
 
-    A question may be left before all of its replies have come. The server answers in order, so they
-    are known and dropped when they come.
+    A question may be left before all of its replies have come. The server answers in order, so the
+    connection knows these replies when they come, and drops them.
     """
 
     __slots__ = ("_awaited", "_dropped", "_unsent", "known", "replies")
@@ -39,12 +39,12 @@ class QuorumConnection(Connection):
     def __init__(self, redis_connection: redis.Connection) -> None:
         super().__init__(redis_connection)
         self._unsent = b""
-        self._awaited = 0  # How many replies the question has that was asked last.
-        self.replies: list[Any] = []  # Those of them that have come.
-        # For each reply that will be dropped when it comes: when its question was sent.
+        self._awaited = 0  # How many replies the last question has.
+        self.replies: list[Any] = []  # The replies to it that have come.
+        # For each reply to drop when it comes: when its question was sent.
         self._dropped: deque[float] = deque()
-        # Scripts that the server was told on this connection. A server that was started anew knows
-        # none of them; the reply that says so may be one of the dropped.
+        # Scripts that the server was told on this connection. After a restart it knows none of
+        # them, and the reply that says so may be among the dropped ones.
         self.known: set[Script] = set()
 
     def fileno(self) -> int:
@@ -71,14 +71,14 @@ class QuorumConnection(Connection):
         return bool(self._dropped) and clock.now() - self._dropped[0] > seconds
 
     def flush(self) -> bool:
-        """Send what is not sent yet, as far as that takes no time. Returns whether that was all."""
+        """Send the rest, as far as that takes no time. Returns whether all is sent."""
         with suppress(*_NOT_NOW):
             self._unsent = self._unsent[self._socket.send(self._unsent) :]
         return self.is_sent
 
     @property
     def is_sent(self) -> bool:
-        """Whether all was sent that is to be."""
+        """Whether nothing is left to send."""
         return not self._unsent
 
     @property
@@ -87,7 +87,7 @@ class QuorumConnection(Connection):
         return len(self.replies) == self._awaited
 
     def collect(self) -> None:
-        """Read what has come.
+        """Read the replies that have come.
 
         Raises:
             ConnectionError: The server closed the connection.
@@ -116,14 +116,14 @@ class QuorumConnection(Connection):
                 self.replies.append(item)
 
     def leave(self, sent: float) -> None:
-        """Drop the replies to the last question, sent at that time, that have not come yet."""
+        """Drop the missing replies to the last question, which was *sent* at that time."""
         if missing := self._awaited - len(self.replies):
             self._dropped.extend(repeat(sent, missing))
             self._awaited = len(self.replies)
 
 
 class AsyncQuorumConnection(AsyncConnection):
-    """A connection of an event loop, which is not given up because an answer is late."""
+    """A connection of an event loop that is not given up because an answer is late."""
 
     def __init__(self, redis_connection: redis.asyncio.Connection) -> None:
         super().__init__(redis_connection)

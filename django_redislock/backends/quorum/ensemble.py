@@ -1,7 +1,7 @@
 """One connection to each server of a quorum, all of them asked at the same time.
 
-A thread has an ensemble of its own for a flow; that of a task consists of its event loop's
-connections. Both follow one text, see waits.py.
+A thread has an ensemble of its own for a flow. The ensemble of a task has the connections of its
+event loop. Both follow one text, see sync_and_async.py.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ OneConnection = TypeVar("OneConnection", QuorumConnection, AsyncQuorumConnection
 class _Ensemble(ABC, Generic[OneConnection]):
     """The text that blocking and awaiting ensembles share.
 
-    Each question is sent to all servers before any reply is read, and the first to come is the
-    first to be read. A reply that is not needed any more is dropped later, so the slowest server
-    delays no flow.
+    Each question is sent to all servers before any reply is read. The reply that comes first is
+    read first. A reply that is no longer needed is dropped later, so the slowest server delays no
+    flow.
     """
 
     def __init__(self, servers: Sequence[QuorumServer]) -> None:
@@ -55,13 +55,13 @@ class _Ensemble(ABC, Generic[OneConnection]):
         self._connections: dict[QuorumServer, OneConnection] = {}
 
     def _connecting(self, fit: set[QuorumServer], within: float) -> Waits[None]:
-        """Dial the other servers than these, to which there is a fit connection.
+        """Dial the servers without a fit connection.
 
-        Waits for those that may answer, or for a majority; see dialing_time(). A connection that
-        comes later is for the next flow.
+        Waits for the servers that may answer, or for a majority; see dialing_time(). A connection
+        that comes later is for the next flow.
 
         Args:
-            fit: See _fit().
+            fit: The servers with a fit connection; see _fit().
             within: Seconds that an answer may take.
         """
         of = len(self._servers)
@@ -99,7 +99,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
         said: Replies = {}
         awaited: set[QuorumServer] = set()
         fit = self._fit(question.within)
-        # A server that owes an answer to an earlier question is asked only if it is needed.
+        # If a server owes an answer to an earlier question, it is asked only if it is needed.
         asked = fit if len(fit) >= majority_of(of) else set(self._connections)
         for server in question.among:
             if server not in asked:
@@ -140,7 +140,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
         return said
 
     def _fit(self, within: float) -> set[QuorumServer]:
-        """The servers to which there is a connection on which no answer is late."""
+        """The servers with a fit connection: no answer on it is late."""
         fit = set()
         for server, connection in [*self._connections.items()]:
             try:
@@ -164,11 +164,11 @@ class _Ensemble(ABC, Generic[OneConnection]):
 
     @abstractmethod
     def _dial(self, servers: Sequence[QuorumServer], within: float) -> dict[Any, QuorumServer]:
-        """Dial these. Returns the servers by their dials, those too that are under way already."""
+        """Dial these. Returns the servers by their dials, earlier dials under way included."""
 
     @abstractmethod
     def _some_of(self, dials: Mapping[Any, QuorumServer], seconds: float) -> Any:
-        """Wait for some of the dials to end, and return those that have."""
+        """Wait for some of the dials to end, and return the dials that have ended."""
 
     @abstractmethod
     def _adopt(self, server: QuorumServer, dial: Any, within: float) -> None:
@@ -186,7 +186,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
 
     @abstractmethod
     def _leave(self, awaited: Collection[QuorumServer], started: float) -> None:
-        """Wait no more for these servers' replies to a question of that time."""
+        """Stop waiting for the replies of these servers to a question of that time."""
 
 
 class Ensemble(_Ensemble[QuorumConnection]):
@@ -198,13 +198,13 @@ class Ensemble(_Ensemble[QuorumConnection]):
     def __init__(self, servers: Sequence[QuorumServer]) -> None:
         super().__init__(servers)
         self._dials: dict[QuorumServer, futures.Future[Any]] = {}  # Under way.
-        # Looked up here: gevent and eventlet leave only those that let other greenlets run. Not
-        # epoll's where there is a choice, which a forked child would share.
+        # Looked up here: gevent and eventlet leave only selectors that let other greenlets run. If
+        # there is a choice, not epoll's, which a forked child would share.
         selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
         self._selector: selectors.BaseSelector = selector()
 
     def connect(self, within: float) -> None:
-        """Have connections, as far as they come in time; replies may take *within* seconds."""
+        """Connect to the servers that answer in time; a reply may take *within* seconds."""
         fit = self._fit(within)
         if len(fit) < len(self._servers):
             perform(self._connecting(fit, within))
@@ -224,7 +224,7 @@ class Ensemble(_Ensemble[QuorumConnection]):
         self.close()
 
     def cut(self) -> None:
-        """From any thread: the question under way fails, and so does every later one."""
+        """Break all off, from any thread: the question under way fails, and every later one."""
         for connection in [*self._connections.values()]:
             connection.cut()
 
@@ -282,7 +282,7 @@ class Ensemble(_Ensemble[QuorumConnection]):
 
     def _close(self, server: QuorumServer) -> None:
         if (connection := self._connections.get(server)) is not None:
-            with suppress(KeyError):  # An exception of a signal handler came before it was there.
+            with suppress(KeyError):  # An exception of a signal handler came before register().
                 self._selector.unregister(connection)
         super()._close(server)
 
@@ -328,7 +328,7 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
     async def _hear(
         self, awaited: Collection[QuorumServer], started: float, seconds: float
     ) -> Replies:
-        # They come in order, so the last one tells that all have come.
+        # Replies come in order: once the last one is there, all have come.
         servers = {self._replies[server][-1]: server for server in awaited}
         done = await self._some_of(servers, seconds)
         return {servers[last]: self._found(servers[last], started) for last in done}

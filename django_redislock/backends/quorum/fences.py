@@ -25,10 +25,10 @@ class Fences:
     every server, in the same round trip, to a time that none of their clocks has reached yet. Then
     all of them give out the next number.
 
-    It only saves time. If it fails, the answers differ, and the fences are raised afterwards.
+    This only saves time. If it fails, the answers differ, and the fences are raised afterwards.
 
-    A fence that is ahead of the clocks is a risk: if all data is lost before they reach it, the
-    next one may be smaller. So it is ahead by a tenth of a second at most.
+    A fence ahead of the clocks is a risk: if all data is lost before the clocks reach it, the next
+    fence may be smaller. So a fence is ahead by a tenth of a second at most.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -38,7 +38,7 @@ class Fences:
 
     @property
     def are_unknown(self) -> bool:
-        """Whether the servers are to be asked for their time; once in a while."""
+        """Whether it is time again to ask the servers for their time."""
         return clock.now() - self._asked_at >= LEARN_EVERY
 
     def question(self) -> bytes:
@@ -47,13 +47,13 @@ class Fences:
         return packed("TIME")
 
     def learn(self, replies: Iterable[Any]) -> None:
-        """Read the replies to it; anything that is no time is left out."""
+        """Read the replies to question(); anything that is no time is left out."""
         times = [
             int(reply[0]) + int(reply[1]) / 1_000_000 for reply in replies if type(reply) is list
         ]
         if times:
             now = clock.now()
-            took = now - self._asked_at  # They may have read their clocks all that time ago.
+            took = now - self._asked_at  # The servers may have read their clocks so long ago.
             # Twice that: the next round trip may take longer.
             margin = max(2 * took, LEAST_MARGIN)
             self._ahead = max(times) - now + min(took + margin, MOST_LEAD)

@@ -1,4 +1,4 @@
-"""How long the servers of a quorum are waited for."""
+"""How long to wait for the servers of a quorum."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ PARTS = 4
 class Patience:
     """Seconds to wait for servers. They do not pass while this thread or event loop stands still.
 
-    A thread that stands still hears no answer, however fast it comes, and cannot go on with a
-    connection that is half made. So the time is spent in parts, and a part that takes longer than
-    it was meant to counts no more.
+    A thread that stands still hears no answer, not even a fast one, and cannot complete a
+    connection. So the time is spent in parts. A part that takes longer than it was meant to does
+    not count as longer.
     """
 
     __slots__ = ("_left", "_longest", "_part", "_started")

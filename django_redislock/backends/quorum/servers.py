@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from django_redislock.rules.steps import Trouble
 
 DIAL_AGAIN_AFTER = 1.0  # Seconds since a server did not answer.
-DIAL_WITHIN = 2.0  # Seconds; nobody need wait for so long.
-# How long connections are waited for, see dialing_time(). One that comes later is for the next try.
+DIAL_WITHIN = 2.0  # Seconds; no flow has to wait for so long.
+# How long to wait for connections, see dialing_time(). One that comes later is for the next try.
 DIALING = 4  # Times as long as an answer may take,
 LONGEST_DIALING = 0.375  # or so many seconds if that is less.
 
@@ -31,8 +31,8 @@ LONGEST_DIALING = 0.375  # or so many seconds if that is less.
 class QuorumServer:
     """One server of a quorum.
 
-    A server that did not answer is dialed again now and then, but nobody waits for it, as long as
-    there is a majority without it.
+    A server that did not answer is dialed again now and then. As long as there is a majority
+    without it, no flow waits for it.
     """
 
     def __init__(self, name: str, dialer: Dialer) -> None:
@@ -48,12 +48,12 @@ class QuorumServer:
         self.is_trusted = True  # Whether it is waited for.
         self._dial_at = clock.now()
         self._error: BaseException = ConnectionError("it was not reached yet")
-        # Under way, by the ids of their loops. Weak: the timer that ends a dial refers to it, and
-        # it to its loop, which may be dropped.
+        # Under way, by the ids of their loops. Weak: the timer that ends a dial refers to the dial,
+        # and the dial to its loop, which may be dropped.
         self._dials: WeakValueDictionary[int, asyncio.Task[AsyncConnection]] = WeakValueDictionary()
 
     def after_fork(self) -> None:
-        """In a forked child: nothing of the parent's connections is ours."""
+        """In a forked child: begin anew, without the parent's connections."""
         self.dialer.after_fork()
         self.loops.abandon()
         process.inherited += self._dials.values()
@@ -65,7 +65,7 @@ class QuorumServer:
         return self.is_trusted or clock.now() >= self._dial_at
 
     def dial(self) -> Future[Connection]:
-        """A new connection, made in a thread of its own: if it comes late, a later user has it."""
+        """A new connection, made in a thread of its own. If it is late, the next flow has it."""
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
         outcome = begin_to_dial(self.dialer, DIAL_WITHIN)
         outcome.add_done_callback(self._dialed)
@@ -80,7 +80,7 @@ class QuorumServer:
     def adial(self, seconds: float) -> asyncio.Task[AsyncConnection]:
         """The connection of the running loop, as soon as it is there; see dial().
 
-        If there is one, but an answer on it is late after so many seconds, a new one.
+        If there is one, but an answer on it is late after so many seconds, it makes a new one.
         """
         loop = asyncio.get_running_loop()
         if (under_way := self._dials.get(id(loop))) is not None:
@@ -96,7 +96,7 @@ class QuorumServer:
         return task
 
     async def _succeed(self, former: AsyncQuorumConnection, seconds: float) -> AsyncConnection:
-        """A new connection in place of *former*, unless the late answer comes there before."""
+        """A new connection in place of *former*, unless the late answer on that comes first."""
         async with asyncio.timeout(DIAL_WITHIN):
             new = await self.dialer.adial(DIAL_WITHIN)
         if former.is_open and not former.is_late(seconds):
@@ -114,27 +114,27 @@ class QuorumServer:
             self.is_trusted = True
 
     def failed(self, error: BaseException) -> None:
-        """It cannot be reached, or does not answer."""
+        """Note that it cannot be reached, or does not answer."""
         self._error = error
         if self.is_trusted:
             self.is_trusted = False
             self._dial_at = clock.now() + DIAL_AGAIN_AFTER
 
     def as_trouble(self, sent: float) -> Trouble:
-        """The trouble for a flow, that this server could not be asked."""
+        """The trouble for a flow that could not ask this server."""
         return trouble_of(self._error, sent, was_sent=False)
 
 
 def dialing_time(within: float) -> float:
     """Seconds to wait for connections, if an answer may take *within* seconds.
 
-    They come on top of it: to connect takes several round trips, and no lease runs meanwhile.
+    This time comes on top: to connect takes several round trips, and no lease runs meanwhile.
     """
     return max(within, min(LONGEST_DIALING, DIALING * within))
 
 
 def to_dial(lacking: Sequence[QuorumServer], of: int) -> Sequence[QuorumServer]:
-    """The servers to dial: those that may be, or all if there would be no majority with these.
+    """The servers to dial: those that may be dialed, or all if these would make no majority.
 
     Args:
         lacking: The servers without a fit connection.
@@ -147,8 +147,8 @@ def to_dial(lacking: Sequence[QuorumServer], of: int) -> Sequence[QuorumServer]:
 def is_worth_waiting(awaited: Iterable[QuorumServer], connected: int, of: int) -> bool:
     """Whether to wait for connections that are on their way.
 
-    That is so if one of them is to a server that has not failed before, or if there is no majority
-    without them.
+    It is worth it if one of their servers has not failed before, or if there is no majority without
+    them.
 
     Args:
         awaited: The servers of those connections.
@@ -161,8 +161,8 @@ def is_worth_waiting(awaited: Iterable[QuorumServer], connected: int, of: int) -
 def is_worth_more_time(answers: int, awaited: int, of: int) -> bool:
     """Whether to wait for late answers once more as long.
 
-    The time is short, since answers that are not needed cost each lease a part of it. But without a
-    majority there is no lease.
+    The first time is short, since a wait for needless answers costs each lease a part of its time.
+    But without a majority there is no lease.
 
     Args:
         answers: How many have come.

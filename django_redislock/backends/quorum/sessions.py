@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _NobodyQueues:
-    """A waiter comes back by itself, so no flow asks to be rung."""
+    """A waiter comes back by itself, so no flow wants a bell."""
 
     def tell(self, step: Any) -> Any:
         raise AssertionError("a quorum queues nobody: there is no bell, and nothing to confirm")
@@ -52,7 +52,7 @@ class Session(_NobodyQueues, drivers.Blocking):
         return outcomes_of(values, sent)
 
     def _vote(self, step: Call, votes: Callable[[Call], Vote]) -> tuple[Any, float]:
-        """The result of the votes of a step, or of many like it; and when it was asked for."""
+        """The result of the votes of a step, or of many alike, and when it was asked for."""
         started = sent = clock.now()
         try:
             if self._ensemble is None:
@@ -61,7 +61,7 @@ class Session(_NobodyQueues, drivers.Blocking):
                 started = min(started + step.patience, clock.now())
                 step = step._replace(within=rest(step.within, started))
             self._ensemble.connect(step.within)
-            sent = clock.now()  # A lease does not begin while its servers are not asked yet.
+            sent = clock.now()  # No lease begins before its servers are asked.
             return self._ensemble.vote(votes(step)), sent
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
@@ -107,4 +107,4 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
         return outcomes_of(await self._ensemble.vote(self._voting.answer_all(calls)), sent)
 
     def close(self) -> None:
-        """There is nothing to give back: an event loop's connections are shared by its tasks."""
+        """There is nothing to give back: the tasks of an event loop share its connections."""

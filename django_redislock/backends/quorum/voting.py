@@ -1,12 +1,12 @@
 """How the answers of several independent servers become one (Redlock), without I/O.
 
-A vote is a generator. It yields a :class:`Question`, which some servers are asked at the same time,
-is sent their replies, and returns the one answer that a flow awaits. So the rules of the lock know
-nothing of a quorum, and blocking and asynchronous code differ only in how they ask.
+A vote is a generator. It yields a :class:`Question` for several servers at once, is sent their
+replies, and returns the one answer that a flow awaits. So the rules of the lock know nothing of a
+quorum, and blocking and asynchronous code differ only in how they ask.
 
 The rules are those of https://redis.io/docs/latest/develop/use/patterns/distributed-locks/: a lock
-is held if a majority has granted it, for the ttl less the time that took and the drift of the
-clocks. A grant of a mere minority is given back at once.
+is held if a majority has granted it. It lasts for the ttl, less the time of the vote and the drift
+of the clocks. A grant of a mere minority is given back at once.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Question(NamedTuple):
     commands: Sequence[bytes]  # Packed. If they run scripts, these come last.
     within: float  # Seconds after which replies are no longer awaited.
     among: Iterable[QuorumServer]
-    is_enough: Callable[[Replies], bool] | None = None  # Whether these replies decide; None: all.
-    scripts: frozenset[Script] = frozenset()  # That the commands run.
+    is_enough: Callable[[Replies], bool] | None = None  # Whether replies decide; None: all do.
+    scripts: frozenset[Script] = frozenset()  # The scripts that the commands run.
     in_full: Callable[[], Sequence[bytes]] = list  # The commands with the text of the scripts.
 
 
-# Of each server: its replies, in the order of the commands, or why there are none.
+# By server: its replies, in the order of the commands, or why there are none.
 Replies = dict["QuorumServer", "list[Any] | Trouble"]
 # The same for one script alone: its reply, or why there is none.
 Outcomes = dict["QuorumServer", Any]
@@ -79,12 +79,12 @@ class NoMajority(Exception):
     """Too few servers answered, or too many refused."""
 
     def __init__(self, problem: str, *, is_transient: bool, is_done_nowhere: bool = False) -> None:
-        """Say so.
+        """Say why.
 
         Args:
             problem: As a clause.
             is_transient: Whether asking again may help.
-            is_done_nowhere: Whether it is certain that no server has carried it out.
+            is_done_nowhere: Whether certainly no server has carried it out.
         """
         super().__init__(problem)
         self._problem = problem
@@ -128,17 +128,17 @@ class Voting:
         self._servers = servers
         self._majority = majority_of(len(servers))
         self._fences = fences
-        # Servers on which an undo of this flow's token may still be on its way. It would end the
-        # token's next grant there, so their grants do not count (R4).
+        # Servers to which an undo of this flow's token may still be on its way. It would end the
+        # next grant to the token there, so their grants do not count (R4).
         self._suspect: set[QuorumServer] = set()
         self._by_token: dict[tuple[Any, ...], Voting] = {}
-        # The permit that this flow asked for last, of several. Its token may have it.
+        # The permit, of several, that this flow asked for last. Its token may have it.
         self._asked: int | None = None
 
     def of(self, call: Call) -> Voting:
-        """The votes about the token of *call*: what is known of one token says nothing of another.
+        """The votes about the token of *call*. Facts about one token say nothing of another.
 
-        The flow of several locks has a token for each.
+        A flow of several locks has a token for each.
         """
         if call.args[:1] not in self._by_token:
             own = Voting(self._caller, self._servers, self._fences)
@@ -146,7 +146,7 @@ class Voting:
         return self._by_token[call.args[:1]]
 
     def answer(self, call: Call) -> Vote:
-        """Have a script run on all servers. Returns what one server would.
+        """Run a script on all servers. Returns what one server would.
 
         Raises:
             NoMajority: There is no such answer.
@@ -164,7 +164,7 @@ class Voting:
         return self._merged(call.script, outcomes)
 
     def answers(self, calls: Sequence[Call]) -> Generator[Question, Replies, list[Any]]:
-        """As answer(), for many; in the place of an answer there may be a NoMajority."""
+        """As answer(), for many; a NoMajority may stand in place of an answer."""
         merged: list[Any] = []
         for call, outcomes in zip(
             calls, (yield from self._poll(calls, self._servers)), strict=True
@@ -176,7 +176,7 @@ class Voting:
         return merged
 
     def answer_all(self, calls: Sequence[Call]) -> Generator[Question, Replies, list[Any]]:
-        """As answer(), for many that are asked together; a NoMajority may stand for an answer."""
+        """As answer(), for many at once; a NoMajority may stand in place of an answer."""
         votes = {number: self.of(call).answer(call) for number, call in enumerate(calls)}
         answers: dict[int, Any] = {}
         replies: dict[int, Any] = dict.fromkeys(votes)
@@ -195,7 +195,7 @@ class Voting:
     # --- scripts that take more than one question ---------------------------------------------
 
     def _acquire(self, call: Call) -> Vote:
-        attempt = as_try(call)  # Nobody queues up: each server would have another order.
+        attempt = as_try(call)  # Without a queue: each server would have another order.
         args = AcquireArgs(*call.args)  # type: ignore[arg-type]
         if self._fences.are_unknown:
             time = self._fences.question()
@@ -231,13 +231,13 @@ class Voting:
             yield from self._leave(leave, in_question)
         if lack is not None:
             raise lack
-        # If one server knows it to be done, it is, although the others may have lost that.
+        # One server that knows the work to be done is enough: the others may have lost that.
         return [*(done[0] if done else self._busy(refusals, len(granted)))]
 
     def _acquire_permit(self, call: Call) -> Vote:
         """Acquire one of several permits: each server alone would choose another one.
 
-        Those that look free are asked for one after the other, in a random order: if all clients
+        Ask for each permit that looks free, one after the other, in a random order: if all clients
         began with the first, most would find it taken.
         """
         *asked, limit = call.args
@@ -257,7 +257,7 @@ class Voting:
             free, found = [], {1: found[1]}
         elif is_own := [one for one in found.values() if _is_own(one, args)]:
             return [*_as_busy(is_own[0])._replace(word=b"own")]
-        if self._asked is not None:  # Its outcome is unknown, so nothing else is asked for first.
+        if self._asked is not None:  # Its outcome is unknown, so ask for it first.
             free = [self._asked, *(number for number in free if number != self._asked)]
         busy = [_as_busy(look) for number, look in found.items() if int(look.left_ms) != ENDLESS]
         for number in free:
@@ -275,10 +275,10 @@ class Voting:
         return [*min(busy, key=lambda one: int(one.left_ms))]
 
     def _raise_fences(self, call: Call, granted: dict[QuorumServer, int]) -> Vote:
-        """Have a majority of the servers know the greatest fence, so that the next one is greater.
+        """Tell the greatest fence to a majority of the servers, so that the next one is greater.
 
-        Any two majorities have a server in common. That server gives out no fence twice; but the
-        greatest fence of this majority may come from another server, and would be unknown to it.
+        Any two majorities have a server in common, which gives out no fence twice. But the greatest
+        fence of this majority may come from another server. Then the common one must be told.
         """
         fence = max(granted.values())
         behind = [server for server, value in granted.items() if value < fence]
@@ -307,19 +307,19 @@ class Voting:
         return outcomes
 
     def _busy(self, refusals: list[Any], granted: int) -> Any:
-        """The answer to a try that has no majority: who has the lock, and until when."""
+        """The answer to a try without a majority: which lease the lock has, and until when."""
         busy = [one for one in refusals if isinstance(one, BusyReply)]
         if not busy or len(refusals) - len(busy) >= self._majority:
             return next(one for one in refusals if not isinstance(one, BusyReply))
         holder = Counter(one.token for one in busy).most_common(1)[0][0]
-        # Of one server: its clock has noted when the lease was granted, and says how long ago.
+        # The reply of one server: its own clock noted the grant, and tells how long ago that was.
         told = next(one for one in busy if one.token == holder)
-        # The lock is free when as many servers are as a majority still needs.
+        # The lock is free once as many servers are free as a majority still needs.
         ends = sorted(int(one.left_ms) for one in busy)
         return told._replace(left_ms=ends[min(self._majority - granted, len(ends)) - 1])
 
     def _announce(self, call: Call) -> Vote:
-        """Of several runs that are announced at the same time, let at least one through."""
+        """Let at least one through if several runs are announced at the same time."""
         (outcomes,) = yield from self._poll([call], self._servers)
         waiting, votes = Counter(self._replies(outcomes)).most_common(1)[0]
         if votes < self._majority or not waiting:
@@ -340,7 +340,7 @@ class Voting:
         is_enough: Callable[[Replies], bool] | None = None,
         before: Sequence[bytes] = (),
     ) -> Generator[Question, Replies, list[Outcomes]]:
-        """Have scripts run, after plain commands *before* them; the outcomes of each script."""
+        """Run scripts, after plain commands *before* them. Returns the outcomes of each script."""
 
         def in_full() -> list[bytes]:
             return [*before, *self._caller.commands(calls, in_full=True)]
@@ -382,11 +382,11 @@ class Voting:
                 elif reply.__class__ is list:
                     refused += 1
                 else:
-                    return False  # Each server that lacks the script is to be told it.
+                    return False  # Wait: each server that lacks the script is to be told it.
         return granted >= self._majority or refused > len(self._servers) - self._majority
 
     def _is_decided_by_all(self, replies: Replies) -> bool:
-        """As _is_decided(), of an acquire that a done marker would make pointless.
+        """As _is_decided(), for an acquire with done markers.
 
         A grant needs every reply: the last server may be the only one that knows the marker.
         """
@@ -400,7 +400,7 @@ class Voting:
         return len(words) >= self._majority and words.count(words[-1]) >= self._majority
 
     def _merged(self, script: Script, outcomes: Outcomes) -> Any:
-        """The one answer that those of the servers come to."""
+        """The one answer that the answers of the servers make."""
         replies = self._replies(outcomes)
         word = _WORDS.get(script)
         if word is None:
@@ -410,7 +410,7 @@ class Voting:
             return word
         others = [reply for reply in replies if reply != word]
         if len(others) <= len(self._servers) - self._majority:
-            raise self._no_majority(outcomes)  # The silent servers might make one.
+            raise self._no_majority(outcomes)  # With the silent servers there might be one.
         return FORCED if FORCED in others else Counter(others).most_common(1)[0][0]
 
     def _replies(self, outcomes: Outcomes) -> list[Any]:
@@ -421,7 +421,7 @@ class Voting:
         return replies
 
     def _no_majority(self, outcomes: Outcomes) -> NoMajority:
-        """Why the answers come to nothing."""
+        """The error that says why there is no answer."""
         troubles = {one: found for one, found in outcomes.items() if isinstance(found, Trouble)}
         problems = dict.fromkeys(self._suspect, "may still undo what it grants")
         problems |= {server: found.problem for server, found in troubles.items()}
@@ -430,7 +430,7 @@ class Voting:
         error = NoMajority(
             f"{len(outcomes) - len(problems)} of {len(self._servers)} servers answered, and"
             f" {self._majority} are needed ({'; '.join(says)})",
-            # The servers that do not refuse may come to be a majority.
+            # The servers that do not refuse may still become a majority.
             is_transient=len(self._servers) - refused >= self._majority,
             is_done_nowhere=all(isinstance(found, NotDone) for found in outcomes.values()),
         )
@@ -441,7 +441,7 @@ class Voting:
 def _asked_together(
     questions: dict[int, Question],
 ) -> Generator[Question, Replies, dict[int, Replies]]:
-    """The replies to each of several questions; those for the same servers are asked as one."""
+    """The replies to each of several questions. Questions to the same servers become one."""
     replies: dict[int, Replies] = {}
     while len(replies) < len(questions):
         left = [number for number in questions if number not in replies]
@@ -485,12 +485,12 @@ def _parts(questions: Sequence[Question], said: Replies) -> Iterator[Replies]:
 
 
 def _as_busy(look: LookReply) -> BusyReply:
-    """What an acquire would be told of a lock that looks like this."""
+    """The reply to an acquire of a lock that looks like this."""
     return BusyReply(b"busy", int(look.left_ms), look.value, int(look.server_ms))
 
 
 def _is_own(look: LookReply, args: AcquireArgs) -> bool:
-    """Whether another delivery of the task run that asks has this lease."""
+    """Whether another delivery of the asking task run has this lease."""
     holding, task_id = look.holding, Owner.unpack(args.owner.decode()).task_id
     is_run = not args.markers.endswith("|")
     if holding is None or not task_id or not args.markers or not is_run:
@@ -500,7 +500,7 @@ def _is_own(look: LookReply, args: AcquireArgs) -> bool:
     return holding.state != "cooling" and holding.owner.is_task(task_id)
 
 
-# Of a server whose reply was not needed any more.
+# The outcome of a server if its reply was no longer needed.
 _LEFT = Unanswered("its answer was not awaited", 0.0, 0.0)
 
 # The replies to an acquire for work that is done.
@@ -537,7 +537,7 @@ _WORDS = {
 def _forced(replies: list[Any], of: int) -> list[Any]:
     """Released, if a look would have shown the lease.
 
-    A minority may still keep a lease that its holder has released.
+    After its holder has released a lease, a minority may still keep it.
     """
     answers = [ForceReleaseReply(*reply) for reply in replies]
     others = [one for one in answers if one.word != RELEASED]
@@ -547,7 +547,7 @@ def _forced(replies: list[Any], of: int) -> list[Any]:
 
 
 def _look(replies: list[Any], of: int) -> list[Any]:
-    """The lease that most know, for as long as a majority has it, and how many know it."""
+    """The lease that most servers know, for as long as a majority has it, and how many know it."""
     looks = [LookReply(*reply) for reply in replies]
     held = [one for one in looks if not one.is_free]
     ids = Counter(one.id for one in held)
@@ -566,7 +566,7 @@ def _left(look: LookReply) -> float:
 
 
 def _names(replies: list[Any], of: int) -> list[Any]:
-    """All that any server knows: one that was away when a lock was granted does not know it."""
+    """All names that any server knows: a server that was away at a grant does not know its name."""
     pages = [NamesReply(*reply) for reply in replies]
     scores: dict[bytes, bytes] = {}
     for page in pages:
@@ -584,8 +584,8 @@ def _inspected(replies: list[Any], of: int) -> list[Any]:
 def _last_runs(replies: list[Any], of: int) -> list[Any]:
     """The last run of each kind that any server has noted; each notes it by its own clock.
 
-    A run that has not ended counts only if a majority may say so. Of one that is about to begin,
-    some servers know already; and to a server that missed its end, a run seems never to end.
+    A run that has not ended counts only if a majority may say so. Some servers know early of a run
+    that is about to begin; and to a server that missed its end, a run seems never to end.
     """
     answers = [RunsReply(*reply) for reply in replies]
     newest = max(
@@ -608,7 +608,7 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
         abandoned=max((one.abandoned for one in answers), key=noted_at),
         unended=max(never, key=noted_at, default=b""),
         started=sorted(note_of[lease] for lease in noted_by if noted_by[lease] >= enough),
-        # They are counted from the last success on.
+        # Skips count from the last success on.
         skips=max(one.skips for one in answers if one.success == success),
         skipped=max((one.skipped for one in answers), key=len),
     )
@@ -616,7 +616,7 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
 
 
 def _calls(replies: list[Any], of: int) -> list[Any]:
-    """What a majority may say, as the server that says it last; and the longest line."""
+    """The newest of the notes that a majority may have, and the longest line."""
     answers = [CallsReply(*reply) for reply in replies]
     enough = majority_of(of) - (of - len(answers))
 
@@ -638,7 +638,7 @@ def _calls(replies: list[Any], of: int) -> list[Any]:
 
 
 def _of_most(replies: list[int], of: int) -> int:
-    """The greatest number that a majority says, or more: servers may have missed some news."""
+    """The greatest number that a majority reaches: a server may have missed some starts."""
     return sorted(replies, reverse=True)[majority_of(of) - 1]
 
 

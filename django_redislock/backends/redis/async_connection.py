@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection shared by all tasks of one event loop.
 
-    Replies come in the order of the commands, so any number of tasks may have one under way; a
-    cancelled task's reply is read and dropped, which keeps the others in step. Rings carry the
-    id of the lease they are for.
+    Replies come in the order of the commands, so any number of tasks may wait for one. The reply
+    for a cancelled task is read and dropped, so the others stay in step. A ring carries the id of
+    its lease.
     """
 
     def __init__(self, redis_connection: redis.asyncio.Connection) -> None:
         writer = redis_connection._writer
         assert writer is not None
-        # Ours from here on; redis-py would warn about an open connection when it is collected.
+        # Ours from here on. Else redis-py would warn about an open connection at its collection.
         redis_connection._writer = redis_connection._reader = None
         self._writer = writer  # Kept: it would close the transport when it is collected.
         self._transport: Any = writer.transport
@@ -54,7 +54,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._push_type: type[list[Any]] = Push  # Of messages that are no replies.
         # A view: TLS writes into slices of it, and a slice of a bytearray would be a copy.
         self._buffer = memoryview(bytearray(CHUNK))
-        # For each reply that is still to come: its future, None after tell(), and until when.
+        # For each reply that is still to come: its future, or None after tell(), and its deadline.
         self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
@@ -71,8 +71,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def send(self, command: bytes, seconds: float) -> asyncio.Future[Any]:
         """Send one packed command; the future is its reply, or raises when the connection is lost.
 
-        Replies come in order, so one that is late makes the whole connection late: it is given up
-        if the reply has not come after so many seconds.
+        Replies come in order, so a late one delays all others. If the reply has not come after so
+        many seconds, the connection is given up.
         """
         future = self._loop.create_future()
         if self.closed:
@@ -103,16 +103,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport.write(command)
 
     async def subscribe(self, channel: str, seconds: float) -> None:
-        """Be rung on *channel* from now on, too, or on one that another task asked for meanwhile.
+        """Be rung on *channel* from now on, too, or on the channel of a task that came first.
 
-        In RESP2 it then does nothing else.
+        In RESP2 the connection then does nothing else.
         """
         self._push_type = self._rings
         prefix = prefix_in(channel)
         subscribing = self._subscribing.get(prefix)
         if subscribing is None:
             subscribing = self._subscribing[prefix] = self.send(subscription(channel), seconds)
-            # The task that awaits it may be cancelled. The loop must not report its exception then.
+            # If the task that awaits it is cancelled, the loop must not report its exception.
             subscribing.add_done_callback(retrieve)
         await asyncio.wait([subscribing], timeout=seconds)
         if not subscribing.done():
@@ -124,11 +124,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise reply
 
     def subscribe_again(self, channel: str, seconds: float) -> None:
-        """Test a connection that is subscribed to *channel*: it closes unless it is answered."""
+        """Test a connection that is subscribed to *channel*: without an answer it closes."""
         self.send(subscription(channel), seconds).add_done_callback(retrieve)
 
     async def next_ring(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
-        """See Connection.next_ring(); for *id* there is an entry in *rings*."""
+        """See Connection.next_ring(). There must be an entry for *id* in *rings*."""
         if self.closed:
             raise self.closed
         rings = self.rings[id]
@@ -213,8 +213,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 future.set_exception(error)
         self._awaited.clear()
 
-    # One alarm for all replies. A reply does not take it back: it goes off now and then, and finds
-    # that nothing is late.
+    # One alarm serves all replies. No reply stops it: it goes off now and then, and finds nothing
+    # late.
 
     def _set_alarm(self, when: float) -> None:
         if self._alarm is not None:

@@ -1,4 +1,4 @@
-"""Settings are checked before anything is dialed with them."""
+"""Checks settings before anything is dialed with them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def checked_dialer(
         of_options: The setting that *options* come from.
         check: See Dialer.
         types: See Dialer.
-        protocols: Which versions of RESP may be chosen.
+        protocols: The versions of RESP that the backend can use.
 
     Raises:
         ImproperlyConfigured: Names the setting and says what is wrong.
@@ -82,7 +82,7 @@ def checked_dialer(
 
 
 def check_client() -> None:
-    """Refuse a redis-py whose connections lack the private attributes that ours take.
+    """Refuse a redis-py if its connections lack the private attributes that ours need.
 
     Raises:
         ImproperlyConfigured: Names the versions that are known to work.

@@ -1,8 +1,8 @@
 """A blocking connection, made by redis-py and then driven by us.
 
-TLS, passwords, sockets and the handshake stay redis-py's business. After it, commands are packed
-once and replies are read by hiredis directly: the client's own call path costs several times the
-server's work, and it retries behind the caller's back (rules R5, R15).
+redis-py does TLS, passwords, sockets and the handshake. After that we pack each command once, and
+hiredis reads the replies directly: redis-py's own call path costs several times the server's work,
+and it retries behind the caller's back (rules R5, R15).
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Connection:
         self._redis_connection = redis_connection  # Kept: it closes the socket when collected.
         self._socket: socket.socket = redis_connection._sock  # type: ignore[assignment] # connected
         is_tls = isinstance(self._socket, ssl.SSLSocket)
-        # Whether bytes may be written to it as to any file.
+        # Whether bytes may be written to the socket as to any file.
         self._is_plain = not is_tls and os.name == "posix"
-        # TLS has no such flag, nor have all systems; then it is sent at once.
+        # TLS and some systems have no such flag; then a command is sent at once.
         self._more = 0 if is_tls else _MSG_MORE
         self._reader = new_reader()
         self.rings: deque[bytes] = deque()  # Rings that came while a reply was awaited.
@@ -87,9 +87,9 @@ class Connection:
     def tell(self, command: bytes) -> None:
         """Send one packed command with the next one, or shortly; its reply will be dropped.
 
-        The kernel holds it back for the next one, for about 0.2 s at most. So a lease that is
-        released at once costs one message less. One that is kept is confirmed also if its process
-        is busy or stopped.
+        The kernel holds the command back for the next one, for about 0.2 s at most. So a lease that
+        is released at once costs one message less. A lease that is kept is confirmed even if its
+        process is busy or stopped.
         """
         self._socket.sendall(command, self._more)
         self._unread += 1
@@ -98,14 +98,14 @@ class Connection:
         """Send packed commands and return the first reply; see reply().
 
         Raises:
-            NotSent: The server has not got the last of them.
+            NotSent: The last command did not reach the server.
         """
         if seconds != self._seconds:
             self._limit(seconds)
         sock, reader, sent = self._socket, self._reader, 0
         try:
             if self._is_plain:
-                # There is mostly room. sendall() would ask the system for it first.
+                # Mostly there is room. sendall() would ask the system first.
                 try:
                     sent = os.write(sock.fileno(), command)
                 except BlockingIOError:
@@ -154,7 +154,7 @@ class Connection:
                 return item
 
     def subscribe(self, channel: str, seconds: float) -> None:
-        """Be rung on *channel* from now on, too. In RESP2 it then does nothing else."""
+        """Be rung on *channel* from now on, too. In RESP2 the connection does nothing else then."""
         self.send(subscription(channel), seconds)
         self._push_type = rings_as(self._redis_connection.protocol)
         while True:
@@ -169,7 +169,7 @@ class Connection:
                 raise item if isinstance(item, ReplyError) else ConnectionError("out of step")
 
     def next_ring(self, seconds: float) -> bytes | None:
-        """The next ring, or None if there is none within *seconds*, or there will be none."""
+        """The next ring; None if none comes within *seconds*, or ever."""
         if self.rings:
             return self.rings.popleft()
         if seconds <= 0 or self._is_deaf():
@@ -194,7 +194,7 @@ class Connection:
         try:
             self._redis_connection.disconnect()  # type: ignore[no-untyped-call]
         finally:
-            self._socket.close()  # Also if a signal handler has interrupted redis-py at that.
+            self._socket.close()  # Even if a signal handler has interrupted redis-py.
 
     def abandon(self) -> None:
         """In a forked child: free the copy of the socket, which interrupted code may still use."""
@@ -210,7 +210,8 @@ class Connection:
         # Not close(): another socket might get its number while its user still reads from it.
         sock = self._socket
         with suppress(OSError):
-            if isinstance(sock, ssl.SSLSocket):  # Its own touches buffers that its user may read.
+            # The shutdown() of TLS touches buffers that the user of the socket may be reading.
+            if isinstance(sock, ssl.SSLSocket):
                 super(ssl.SSLSocket, sock).shutdown(socket.SHUT_RDWR)
             else:
                 sock.shutdown(socket.SHUT_RDWR)
@@ -234,9 +235,9 @@ class Connection:
             self._unsubscribed |= item[0] == UNSUBSCRIBED
 
     def _is_deaf(self) -> bool:
-        """Whether a channel has ended since this was asked last, so that it is better to look.
+        """Whether a channel has ended since the last call. Then the waiter has to look.
 
-        It may have ended before the question that told the server to ring us there.
+        The channel may have ended before we asked the server to ring us there.
         """
         was, self._unsubscribed = self._unsubscribed, False
         return was
@@ -251,5 +252,5 @@ class Connection:
 def rest(within: float, started: float) -> float:
     """Seconds that are left of a time limit, which is for a whole try."""
     left = within - (clock.now() - started)
-    # Hardly less counts as no less, since to set the limit of a socket is a system call.
+    # Almost all of it counts as all of it, since to set the limit of a socket is a system call.
     return within if left > 0.9 * within else max(left, _SHORTEST)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Or socket.getaddrinfo() does so at the first connection: a process that is forked meanwhile by
-# another thread would wait for the end of that import for ever.
+# Else socket.getaddrinfo() imports it at the first connection. If another thread forked meanwhile,
+# the child would wait for the end of that import for ever.
 import encodings.idna  # noqa: F401
 import math
 import threading
@@ -31,10 +31,10 @@ from django_redislock.backends.redis.protocol import packed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own.
+DIALS_BY_NAME = 16  # At most under way at once, each in a thread of its own.
 
-# Seconds for which new connections of event loops share certificates: to read all of the system's
-# takes a loop 40 ms. Not for good, as those of a client may be replaced any day.
+# Seconds for which new connections of event loops share certificates: to read those of the system
+# takes a loop 40 ms. Not for good, since the certificate of a client may be replaced any day.
 TLS_SHARED_FOR = 60.0
 
 OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
@@ -52,7 +52,7 @@ _OURS: dict[str, Any] = {
 
 
 class Dialing(Protocol):
-    """How a backend comes to a connection: it knows no more about where its server is."""
+    """Makes the connections of a backend, which itself does not know where its server is."""
 
     timeout: float | None  # Seconds that a server may take for one operation, if that is set.
     protocol: int  # Of its connections, 2 or 3; see connection.py.
@@ -70,7 +70,7 @@ class Dialing(Protocol):
 def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Connection]:
     """A new blocking connection, made by a thread of its own within so many seconds.
 
-    So no caller need wait for so long, and a late one is there for the next try.
+    So no caller has to wait for so long, and a late connection is there for the next try.
     """
     return _in_thread(partial(dialer.dial, seconds))
 
@@ -143,7 +143,7 @@ class Dialer:
 
     def after_fork(self) -> None:
         """In a forked child: none of the parent's dials is under way."""
-        # No semaphore, which a signal handler that dials while its thread does would wait for.
+        # No semaphore: if a signal handler dials while its thread does, it would wait for ever.
         self._places: Inbox[_Place] = Inbox()
         for _ in range(DIALS_BY_NAME):
             self._places.put(_Place(self._places))
@@ -152,9 +152,9 @@ class Dialer:
         """A new blocking connection, or redis-py's exception."""
         if not self._by_name:
             return self._dial(seconds)
-        # Looking up a name knows no time limit, and each of its addresses is tried for the full
-        # time. So a thread does it, which is left alone once the time is over: nobody then refers
-        # to its connection, which closes it.
+        # To look up a name has no time limit, and each of its addresses is tried for the full time.
+        # So a thread does it. Once the time is over, it is left alone: nothing refers to its
+        # connection then, so that is closed.
         until = time.monotonic() + seconds
         try:
             place = [self._places.get(timeout=seconds)]
@@ -186,7 +186,7 @@ class Dialer:
         except BaseException as error:
             redis_connection.disconnect()
             _check_hello(error)
-            # redis-py takes it for granted that HELLO is answered by a map.
+            # redis-py assumes that the answer to HELLO is a map.
             if (
                 isinstance(error, AttributeError)
                 and error.name == "get"
@@ -227,7 +227,7 @@ class Dialer:
             del redis_connection.read_response
 
     def _shared_tls(self, new: Any) -> Any:
-        """The certificates for a connection: shared with those before, or the *new* ones."""
+        """The certificates for a connection: those of earlier connections, or the *new* ones."""
         now = time.monotonic()
         if now >= self._tls_until:
             self._tls, self._tls_until = new, now + TLS_SHARED_FOR
@@ -240,9 +240,9 @@ class Dialer:
 
 
 class _Place(ref["Inbox[_Place]"]):
-    """A place for one dial by name. When it is dropped, it is free for the next one.
+    """A place for one dial by name. When it is dropped, it is free for the next dial.
 
-    So none is lost if an exception of a signal handler comes before the dial has begun.
+    So no place is lost if an exception of a signal handler comes before the dial.
     """
 
     __slots__ = ()
@@ -311,10 +311,10 @@ def _dial_timeout() -> redis_errors.TimeoutError:
 
 
 def _quiet() -> dict[str, Any]:
-    """Options without which clients send more at a handshake than they have to.
+    """Options that keep clients from sending more at a handshake than they have to.
 
-    They differ by version: telling the server one's name takes two round trips, and newer
-    clients ask it to announce maintenance on RESP3 connections.
+    They differ by version: to tell the server one's name takes two round trips, and newer clients
+    ask it to announce maintenance on RESP3 connections.
     """
     try:
         from redis.maint_notifications import MaintNotificationsConfig

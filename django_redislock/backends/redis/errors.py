@@ -11,8 +11,8 @@ from redis import exceptions as redis_errors
 if TYPE_CHECKING:
     from django_redislock.exceptions import UnavailableReason
 
-# Error codes of a server that is not, or not now, the one to ask. After a failover its address may
-# lead to another server, which only a new connection reaches.
+# Error codes of a server that cannot serve us, or not now. After a failover its address may lead to
+# another server, which only a new connection reaches.
 _WRONG_SERVER = frozenset(
     {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"}
 )
@@ -55,15 +55,15 @@ class ReplyError(redis_errors.ResponseError):
 
 
 class NotAcknowledged(ReplyError):
-    """The error reply to the WAIT behind a command, which may itself have been carried out."""
+    """The error reply to the WAIT behind a command. The command may have been carried out."""
 
 
 class NotSent(ConnectionError):
     """The connection was cut before all of a command was sent: the server did not carry it out."""
 
 
-# What a client raises about a server. All others come from outside: a signal handler, Celery's
-# soft time limit, a cancellation.
+# The errors that a client raises about a server. Any other comes from outside: a signal handler,
+# Celery's soft time limit, a cancellation.
 CLIENT_ERRORS = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
 
 
@@ -85,14 +85,14 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_wrong_server(said: object) -> bool:
-    """Whether it is an error after which only a new connection may lead to a server that can."""
+    """Whether it is an error after which only a new connection may lead to the right server."""
     return isinstance(said, ReplyError) and (
         said.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(said)
     )
 
 
 def reason_of(error: BaseException) -> UnavailableReason:
-    """The word that LockUnavailable has for an error."""
+    """The reason that LockUnavailable gives for an error."""
     if not is_transient(error):
         return "refused"
     if isinstance(error, Exhausted):

@@ -1,6 +1,6 @@
-"""What LOCATION may be: redis-py passes over what it does not understand, and uses a default.
+"""What LOCATION may be. redis-py ignores parts that it does not understand, and uses a default.
 
-Then each machine would lock for itself on its own localhost, or in another database than meant.
+Then each machine would lock for itself on its own localhost, or in the wrong database.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NO_DATABASE = "must be the number of a database, 0 or greater"
 
 
 def check_url(url: str) -> None:
-    """Refuse an address of which redis-py would pass over a part.
+    """Refuse an address if redis-py would ignore a part of it.
 
     Raises:
-        ValueError: Says as a clause what is wrong. It never quotes the URL, which may hold a
-            password, also in a part where none belongs.
+        ValueError: Says as a clause what is wrong. It never quotes the URL: any part of it may
+            hold a password.
     """
     scheme, _, rest = url.partition("://")
     kind = scheme.lower()
@@ -111,7 +111,7 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
 
 
 def check_protocol(url: str, options: Mapping[str, Any], protocols: Collection[int]) -> None:
-    """Refuse a version of RESP that there is not, or that the backend has no use for.
+    """Refuse a version of RESP that does not exist, or that the backend does not use.
 
     Raises:
         ValueError: Says as a clause what is wrong.
@@ -129,7 +129,7 @@ def check_protocol(url: str, options: Mapping[str, Any], protocols: Collection[i
 
 
 def has_option(url: str, error: TypeError) -> bool:
-    """Whether the option that redis-py does not take, as *error* says, stands in the URL."""
+    """Whether the URL has the option that redis-py refuses by *error*."""
     return any(repr(name) in str(error) for name, _ in parse_qsl(urlsplit(url).query))
 
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class Loops:
     """The event loops of one process, each with its connection.
 
-    A loop that is dropped without close() goes when the garbage collector finds it. A connection
-    refers to its loop, so it is held weakly here, and goes with it.
+    If a loop is dropped without close(), the garbage collector finds it later. A connection refers
+    to its loop. So it is held weakly here, and goes with the loop.
     """
 
     def __init__(self, dialer: Dialing) -> None:
         self._dialer = dialer
-        # By the id of the loop, which no other has as long as the first one is referred to.
+        # By the id of the loop. No other loop has that id while the entry refers to the first.
         self._loops: dict[int, ReferenceType[_Loop]] = {}
 
     def current(self) -> AsyncConnection | None:
@@ -40,7 +40,7 @@ class Loops:
         return self.current() or await self._running().dialed(seconds)
 
     def replace(self, connection: AsyncConnection) -> None:
-        """Give the running loop another connection; the one it has is closed."""
+        """Give the running loop another connection, and close the one that it has."""
         loop = self._running()
         former = loop.connection
         loop.adopt(connection)
@@ -74,7 +74,7 @@ class Loops:
 class _Loop:
     """One event loop and its connection, which is closed with it.
 
-    The connection refers to this, and the loop to the connection as long as that is open.
+    The connection refers to this entry. The loop refers to the connection while that is open.
     """
 
     def __init__(self, dialer: Dialing, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,7 +84,7 @@ class _Loop:
         self._dial: _Dial | None = None
 
     async def dialed(self, seconds: float) -> AsyncConnection:
-        """A new connection within so many seconds, the same for all tasks that ask meanwhile."""
+        """A new connection within so many seconds; all tasks that ask meanwhile get the same."""
         if self._dial is None or self._dial.is_over():
             self._dial = _Dial(asyncio.create_task(self._connect(seconds)))
         return await self._dial.result(seconds)
@@ -95,18 +95,18 @@ class _Loop:
         return connection
 
     def adopt(self, connection: AsyncConnection) -> None:
-        """Have a new connection, which refers to this from now on."""
+        """Take a new connection, which refers to this entry from now on."""
         self.connection, connection.owner = connection, self
 
     def close_at_end(self) -> None:
-        """Have the connection closed at the end of the loop, by asyncio.run() or in its way.
+        """Have the connection closed at the end of the loop, by asyncio.run() or as it does.
 
-        It closes the asynchronous generators that the loop knows, and tells nobody else. So this
-        poses as one. A real one would also be called when the loop is dropped, which is too late.
+        asyncio.run() closes only the asynchronous generators that the loop knows. So this poses as
+        one. A real generator would be called at the drop of a loop, too, which is too late.
         """
         told = sys.get_asyncgen_hooks().firstiter
         if told is not None:
-            told(self)  # type: ignore[arg-type] # All that is asked of it is aclose().
+            told(self)  # type: ignore[arg-type] # The loop calls only its aclose().
 
     async def aclose(self) -> None:
         """Close the connection: the loop comes to its end."""
@@ -119,8 +119,8 @@ class _Loop:
 class _Dial:
     """A connection in the making, for all tasks that ask for it meanwhile.
 
-    It may take as long as the task with the most time has, and no longer, or new ones could wait on
-    a dead one for ever. Each leaves when its own time is over, and the last one ends it.
+    A dial lasts as long as the task with the most time has. A longer one could keep new tasks
+    waiting for ever if it is dead. Each task leaves when its time is over; the last ends the dial.
     """
 
     def __init__(self, task: asyncio.Task[AsyncConnection]) -> None:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.rules.steps import Call, Outcome
 
-# Seconds that a dial may take: twice as long as a try, but at least, and at most, so many; or as
-# long as the try, if that is more.
+# Seconds that a dial may take: twice as long as a try, within these bounds. If the try itself is
+# longer, the dial may take as long.
 SHORTEST_DIAL = 0.5
 LONGEST_DIAL = 2.0
-LATE_FOR = 10.0  # Seconds for which a late answer is kept, in case the same is asked again.
+LATE_FOR = 10.0  # Seconds for which a late answer is kept, in case the same call comes again.
 AT_ONCE = 0.001  # Seconds for reading answers that have come already.
 
 
@@ -46,21 +46,21 @@ class RenewingConnection:
     """A connection for renewals, used by one thread.
 
     If a server is far away or busy, an answer may take longer than one try. Then the connection
-    stays. Calls without an answer are not sent again, and a late answer counts from when its call
-    was sent. Meanwhile a new connection is dialed. If it is there before the answer, the old one
-    was dead.
+    stays. Calls without an answer are not sent again, and a late answer counts from the time at
+    which its call was sent. Meanwhile a new connection is dialed. If that is there before the
+    answer, the old connection was dead.
     """
 
     def __init__(self, dialer: Dialing, caller: Caller) -> None:
         self._dialer = dialer
         self._caller = caller
         self._connection: Connection | None = None
-        self._dial: Future[Connection] | None = None  # Under way; one that comes late is not lost.
-        self._questions: deque[_Question] = deque()  # Whose answers are to come, in this order.
+        self._dial: Future[Connection] | None = None  # Under way; a late one serves the next try.
+        self._questions: deque[_Question] = deque()  # In the order in which answers will come.
         self._late: dict[Call, Answer] = {}  # Answers that came after their try.
 
     def prepare(self, within: float) -> None:
-        """Begin to dial, unless there is a connection or will be; from any thread.
+        """Begin to dial, unless there is a connection or a dial; from any thread.
 
         Args:
             within: Seconds that one try may take.
@@ -89,12 +89,12 @@ class RenewingConnection:
     def close(self) -> None:
         """Close it. In a forked child only the child's copy is closed."""
         self._drop()
-        # The dial itself is not told: a thread of the parent may have had its mutex at the fork.
-        # Its connection is closed when it is collected.
+        # The dial is not cancelled: a thread of the parent may have held its mutex at the fork. Its
+        # connection is closed when it is collected.
         self._dial = None
 
     def _connected(self, within: float) -> Connection:
-        """The connection, or a new one in place of a dead one, or redis-py's exception."""
+        """The connection, or a new one in place of a dead one. Raises redis-py's exceptions."""
         self._read_what_has_come()
         if self._connection is not None and not self._questions:
             self._dial = None
@@ -144,7 +144,7 @@ class RenewingConnection:
         return [outcomes[call] for call in wanted]
 
     def _read(self, connection: Connection, seconds: float) -> tuple[Call, Outcome]:
-        """The next answer, and the question that it is for."""
+        """The next answer, behind its call."""
         reply = connection.reply(seconds)
         question = self._questions.popleft()
         return question.call, outcome_in_batch(reply, question.sent)

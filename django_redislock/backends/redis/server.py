@@ -40,15 +40,15 @@ PATIENCE = 2.0  # Seconds that plain commands may take at least: no lease runs m
 class Server:
     """The connections of one process to one server, for the locks of one backend.
 
-    RedisBackend is one; a cluster has several, its nodes. Each has a watchdog of its own, so that
-    one that hangs delays the renewal of no lease on another.
+    RedisBackend is one; a cluster has several, its nodes. Each has a watchdog of its own, so a
+    server that hangs delays the renewal of no lease on another.
     """
 
     def __init__(self, backend: Backend, dialer: Dialing, most_connections: int) -> None:
         """Dial nobody yet.
 
         Args:
-            backend: Whose locks they are.
+            backend: The backend of the locks.
             dialer: Makes the connections.
             most_connections: How many there may be for sync code, the watchdog's included.
         """
@@ -75,7 +75,7 @@ class Server:
         self._pool.retire()
 
     def abandon(self) -> None:
-        """In a forked child: close its copies of connections, which the parent goes on using."""
+        """In a forked child: close its copies of connections. The parent goes on using its own."""
         self._dialer.after_fork()
         self._pool.abandon()
         self.close_watchdog()
@@ -100,7 +100,7 @@ class Server:
         return session
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Run many scripts at once for the watchdog, on a connection of its own."""
+        """Run many scripts at once for the watchdog, on its own connection."""
         return self._renewing_connection.call(calls)
 
     def prepare_watchdog(self) -> None:
@@ -112,7 +112,7 @@ class Server:
         self._renewing_connection.close()
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Run many scripts at once, which are safe to repeat.
+        """Run many scripts at once. They must be safe to repeat.
 
         Raises:
             LockUnavailable: The server did not answer, or turned all of them away.
@@ -128,7 +128,7 @@ class Server:
         try:
             self._with_connection(call, self._within)
         except LockUnavailable:
-            # Of a cluster, a slot that is kept by no node harms no call for another one.
+            # On a cluster, a slot without a node must not fail the calls for other slots.
             if not any(isinstance(outcome, Answer) for outcome in outcomes):
                 raise
         return outcomes
@@ -136,7 +136,7 @@ class Server:
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """Run plain commands in one round trip; an error reply is returned, not raised.
 
-        They may be run twice, as they must be safe to repeat.
+        They may be run twice, so they must be safe to repeat.
 
         Raises:
             LockUnavailable: The server did not answer, or is the wrong one.

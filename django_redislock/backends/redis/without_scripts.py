@@ -1,7 +1,7 @@
-"""What a lock needs at least, by plain commands, for servers that forbid scripts.
+"""The least that a lock needs, by plain commands, for servers that forbid scripts.
 
-The lock key holds the same as with scripts (lua/_lease.lua), so that both kinds of client exclude
-each other. There is no queue: a release wakes nobody, and waiters come back by bounded backoff.
+The lock key holds the same as with scripts (lua/_lease.lua), so both kinds of client exclude each
+other. There is no queue: a release wakes no waiter, and waiters come back by bounded backoff.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EXACT = 2.0**53  # The same as in lua/_grant.lua.
 SIGHT = 8192  # The same as in lua/_lease.lua.
 
 Execute = Callable[..., Any]  # Runs one command and returns its reply, or raises it, a ReplyError.
-# What follows from what was read: the commands of a transaction, and the answer.
+# The commands of a transaction, and the answer, decided by the keys that were read.
 Decision = tuple[list[tuple[str | bytes | int, ...]], Any]
 
 
@@ -58,10 +58,10 @@ def perform(step: Call, keys: Keys, execute: Execute) -> Any:
     args: list[Any] = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
     operation: Callable[..., Decision] = _OPERATIONS.get(step.script.name, _refuse)
     permits = [keys]
-    if len(args) > _ARGS.get(step.script.name, len(args)):  # Of any permit: of so many.
+    if len(args) > _ARGS.get(step.script.name, len(args)):  # Any permit will do, of so many.
         permits = [keys.of_permit(number) for number in range(1, args.pop() + 1)]
     for _ in range(ATTEMPTS):
-        # All that is decided here is decided by these keys.
+        # Every decision here depends on these keys.
         execute("WATCH", *[permit.lock for permit in permits])
         undo = "UNWATCH"
         try:
@@ -79,8 +79,8 @@ def perform(step: Call, keys: Keys, execute: Execute) -> Any:
             if execute("EXEC") is not None:
                 return answer
         except ReplyError:
-            # A connection in the middle of a transaction would swallow the next flow's commands.
-            # A refused EXEC has ended it; what matters is why.
+            # In the middle of a transaction, a connection would swallow the next flow's commands.
+            # A refused EXEC has ended the transaction; then its own error matters.
             with suppress(ReplyError):
                 execute(undo)
             raise
@@ -88,7 +88,7 @@ def perform(step: Call, keys: Keys, execute: Execute) -> Any:
 
 
 def _chosen(permits: list[Keys], execute: Execute, token: bytes) -> int:
-    """Which of the permits to ask for, by the same rules as lua/acquire_permit.lua, from 0 on."""
+    """The number, from 0 on, of the permit to ask for: the rules of lua/acquire_permit.lua."""
     values: list[bytes | None] = execute("MGET", *[permit.lock for permit in permits])
     mine = (number for number, value in enumerate(values) if _lease_of(token, value or b""))
     if (number := next(mine, None)) is not None:
@@ -115,7 +115,7 @@ def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
     ttl = request.ttl
     value, left, us = _read(keys, execute)
     if mine := _lease_of(request.token, value):
-        # It may be late, and the lease have been made longer since. Not so an unconfirmed grant.
+        # A late resend must not shorten a longer lease. An unconfirmed grant is never longer.
         only_longer = () if mine.state == UNCONFIRMED else ("GT",)
         confirm = ("SETRANGE", keys.lock, TOKEN_LENGTH, HELD)
         listed = ("ZADD", keys.held, "GT", us // 1000 + ttl, keys.lock)
@@ -140,7 +140,7 @@ def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
     return [
         *([("DEL", keys.lock)] if value else []),  # An unconfirmed grant that has lapsed.
         ("SET", keys.lock, lease.packed, "NX", "PX", ttl),
-        # The last fence is all names' own, and not watched: others may have raised it meanwhile.
+        # All names share the last fence, and it is not watched: others may have raised it by now.
         ("ZADD", keys.fence, "GT", fence, "last"),
         ("ZADD", keys.held, us // 1000 + ttl, keys.lock),
         ("ZREMRANGEBYSCORE", keys.held, "-inf", us // 1000 - 60_000),  # Leases that expired.
@@ -154,7 +154,7 @@ def _renew(keys: Keys, execute: Execute, token: bytes, ttl: int, count: bytes) -
         return [], _absence(keys, execute, value, token)
     is_later = read_renewal_count(count) > read_renewal_count(lease.renewals)
     newest = lease.state == UNCONFIRMED or is_later
-    # Else it was sent twice, or was overtaken by another one that may have asked for more.
+    # Else it was sent twice, or a later renewal has overtaken it, and may have asked for more.
     only_longer = () if newest else ("GT",)
     if newest:
         lease = lease._replace(state=HELD, renewals=count)
@@ -186,7 +186,7 @@ def _release(keys: Keys, execute: Execute, token: bytes, min_hold: int = 0) -> D
 def _conclude(keys: Keys, execute: Execute, *args: Any) -> Decision:
     request: Any = ConcludeArgs(*args)
     if request.once or request.recognised_for:
-        _refuse()  # A task's: scripts have been forbidden since it began.
+        _refuse()  # Scripts were forbidden after the lease began.
     return _release(keys, execute, request.token, request.min_hold)
 
 
@@ -216,7 +216,7 @@ _OPERATIONS: dict[str, Callable[..., Decision]] = {
     scripts.LOOK.name: _look,
 }
 
-# How many arguments these take; one more is how many permits there are.
+# How many arguments these take. One more is the number of permits.
 _ARGS = {scripts.ACQUIRE_PERMIT.name: len(AcquireArgs._fields), scripts.LEAVE.name: 1}
 
 
@@ -228,7 +228,7 @@ def _read(keys: Keys, execute: Execute) -> tuple[bytes, int, int]:
 
 
 def _is_over(value: bytes, left: int, us: int) -> bool:
-    """Whether there is no lease any more, or one that nobody has confirmed in time."""
+    """Whether there is no lease any more, or one that was not confirmed in time."""
     lock = read_lock_value(value)
     is_late = lock and lock.state == UNCONFIRMED and int(lock.confirm_by) <= us // 1000
     return left == FREE or bool(is_late)
