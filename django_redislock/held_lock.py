@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.stored import Owner
 
 State = Literal["held", "cooling", "overdue", "no-expiry", "foreign"]
-STATES = (*get_args(State), "permit")  # What a selection may name.
+STATES = (*get_args(State), "permit")  # A selection may name these.
 Ended = Literal["done", "failed", "forced", "expired"]
 
 CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its ttl.

@@ -236,7 +236,7 @@ def _calls(coroutine: Any, call: list[Any]) -> bool:
 
 
 def _awaits(coroutine: Any, call: list[Any] | None) -> bool:
-    """Whether a suspended coroutine waits for this call to end, itself or by what it awaits."""
+    """Whether a suspended coroutine waits for this call to end, itself or by an awaitable."""
     awaited = coroutine
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None)

@@ -31,7 +31,7 @@ logger = logs.logger("django_redislock")
 
 
 class GrantingBackend(Protocol):
-    """What a lease needs of the backend that granted it."""
+    """The backend that granted a lease, as far as the lease needs it."""
 
     alias: str
     clock: Callable[[], float]
@@ -354,7 +354,7 @@ class Lease:
         renew=False there is no danger: the lease ends as planned.
 
         Args:
-            callback: What to call.
+            callback: The function to call.
             left: A part of the ttl, more than 0 and less than 1.
 
         Raises:

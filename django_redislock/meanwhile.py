@@ -1,7 +1,7 @@
-"""Work that waits until a server works on a command, and the sender has nothing else to do.
+"""Work put off until a server works on a command, while the sender has nothing else to do.
 
-To record how long a lock took costs a good part of the time that the lock took. Between a command
-and its reply, it costs none.
+To record the time of a lock costs a good part of that time. Between a command and its reply, it
+costs none.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 logger = logs.logger("django_redislock")
 
-MOST = 100  # With more than that waiting, nobody sends commands: locks in memory have no server.
+MOST = 100  # If more waits, nobody sends commands: locks in memory have no server.
 
 
 class PutOff:
     """Work of all threads of this process, the oldest first."""
 
     def __init__(self) -> None:
-        # Looked at with each command, so it is no property: empty means that there is none.
+        # Looked at with each command, so it is no property. Empty: there is none.
         self.work: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         process.tell_after_fork.add(self)
 
     def after_fork(self) -> None:
-        """In a forked child: the parent does its work itself."""
+        """In a forked child: leave the parent's work to the parent."""
         self.work.clear()
 
 
@@ -43,17 +43,17 @@ _this_thread = _Thread()
 
 
 def later(work: Callable[..., object], *args: Any) -> None:
-    """Have *work* done by whoever sends the next command, or catches up."""
+    """Put *work* off until a thread sends the next command, or catches up."""
     put_off.append((work, args))
     if len(put_off) > MOST:
         catch_up()
 
 
 def catch_up() -> None:
-    """Do what was put off, unless this thread is at it.
+    """Do the work that was put off, unless this thread is doing it already.
 
-    A signal handler that uses a lock may have interrupted it while it had a mutex, and would wait
-    for that mutex for ever.
+    A signal handler that uses a lock may have interrupted this thread while it had a mutex. The
+    handler would wait for that mutex for ever.
     """
     if _this_thread.catches_up:
         return

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest
 
-LOADED = 1000  # Up to so many locks are loaded as a whole; of more, a page at a time.
-SORTED = 5000  # So many of more are looked at, if the page wants them filtered or sorted.
+LOADED = 1000  # Up to so many locks are loaded at once; if there are more, page by page.
+SORTED = 5000  # If there are more, so many are looked at for a filter or an order.
 MOST_CHOICES = 50
-FREE = "free"  # To choose beside the states of held locks.
+FREE = "free"  # A choice beside the states of held locks.
 
 Order = list[tuple[str, bool]]  # Column, and whether descending; the first counts most.
 
@@ -43,16 +43,15 @@ SORTS: dict[str, Callable[[held.HeldLock], Any]] = {
 
 
 class Rows:
-    """The locks of one page: looks like a queryset to ChangeList and its paginator.
+    """The locks of one page. To ChangeList and its paginator they look like a queryset.
 
     Attributes:
-        aliases: All that are known, chosen or not.
-        problems: Why locks are not there, by their alias, or by the one of its servers that is
-            silent.
-        order: The columns that were chosen, else the name. If there are too many locks, the time
-            that is left of their leases: the server lists them in that order.
-        as_of: When they were read, in seconds since the epoch; None if no server answered.
-        partial: Whether the filter or the order was applied to a part of the locks only.
+        aliases: All known aliases, chosen or not.
+        problems: Why locks are missing, by their alias or by their silent server.
+        order: The chosen columns, else the name. If there are too many locks, the time left of
+            their leases: the server lists them in that order.
+        as_of: When the locks were read, in seconds since the epoch; None if no server answered.
+        partial: Whether only a part of the locks was filtered and sorted.
         seconds: How long it took to load them.
     """
 
@@ -66,7 +65,7 @@ class Rows:
         using = [alias for alias in self.aliases if chosen in {"", alias}]
         self._offered: list[held.HeldLock] = []  # The filters offer their hosts and tasks.
         self._latest_first = order[:1] == [("expires_in", True)]
-        self._paged = ""  # The alias of which the server gives one page at a time.
+        self._paged = ""  # The alias whose server gives one page at a time.
         self._total = 0  # How many that alias has.
         # The locks of one server come in the order in which they end.
         by_end = len(using) <= 1 and all(column == "expires_in" for column, _ in order)
@@ -86,7 +85,7 @@ class Rows:
         self.seconds = time.monotonic() - started
 
     def _load(self, alias: str, only: Selection, *, pageable: bool) -> None:
-        """Load all locks of an alias if they are few, else those that are wanted."""
+        """Load all locks of an alias if they are few, else the selected ones."""
         found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
         self.problems |= held.silence(found.silent, alias)
         self._offered += found
@@ -105,7 +104,7 @@ class Rows:
             return []
 
     def choices(self, field: str) -> list[str]:
-        """The values that owners have in this field, to filter by."""
+        """The owners' values of this field, to filter by."""
         found = {getattr(lock.owner, field) for lock in self._offered}
         return sorted(found - {""})[:MOST_CHOICES]
 
@@ -152,7 +151,7 @@ class Rows:
 
 
 class PlainList(ChangeList):
-    """An empty list offers no actions, and one of all rows counts them once, below."""
+    """An empty list offers no actions. A list of all rows counts them only once, below."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -183,7 +182,7 @@ class HeldLockList(PlainList):
         return rows
 
     def get_ordering_field_columns(self) -> dict[int, Any]:
-        """The order that the heads show: the chosen one, else the one in use."""
+        """The order in the column heads: the chosen one, else the one in use."""
         columns: dict[int, Any] = super().get_ordering_field_columns()
         if columns or not hasattr(self, "queryset"):
             return columns

@@ -60,7 +60,7 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _forget(self, request: HttpRequest, runs: Any) -> None:
         runs.forget(by=f"{request.user.get_username()} in the admin")
 
-    # Names and ids may come from anybody: unprintable characters are written out.
+    # Anybody may write names and ids: unprintable characters are written out.
 
     @admin.display(description="name", ordering="name")
     def lock(self, obj: CompletedRun) -> SafeString:
@@ -74,7 +74,7 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description="task", ordering="task")
     def of_task(self, obj: CompletedRun) -> SafeString:
-        """Its full name."""
+        """The full name of the task."""
         return markup.name(obj.task)
 
     @admin.display(description="task id", ordering="task_id")

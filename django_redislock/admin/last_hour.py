@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 THINNEST = 0.8  # Percent: a moment must be seen on a phone too.
-MOST_SKIPS = 30  # So many the server keeps, see lua/_runs.lua.
+MOST_SKIPS = 30  # The server keeps so many, see lua/_runs.lua.
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Mark:
 
     x: str  # Percent, as SVG wants it.
     width: str
-    kind: str  # Its colour: as of timeline.Bar, or wait or skip.
+    kind: str  # Its colour: as in timeline.Bar, or wait or skip.
     says: str
 
 
@@ -42,7 +42,7 @@ class LastHour:
 
     pictures: list[Picture]
     ticks: list[Tick]
-    note: str  # Of what is left out; "" if nothing is.
+    note: str  # About what is left out; "" if nothing is.
 
 
 def draw(detail: Detail, record: Record | None, most: int) -> LastHour | None:
@@ -50,7 +50,7 @@ def draw(detail: Detail, record: Record | None, most: int) -> LastHour | None:
 
     Args:
         detail: The lock, or a permit.
-        record: What became of the runs of its task.
+        record: The record of the runs of its task.
         most: How many earlier leases the server keeps.
     """
     start = detail.server_time - HOUR
@@ -68,7 +68,7 @@ def draw(detail: Detail, record: Record | None, most: int) -> LastHour | None:
         pictures=pictures,
         ticks=[tick(start, HOUR, number) for number in range(TICKS + 1)],
         note=(
-            f"Of this lock {most} earlier leases are kept (TIMELINE), which is less than an hour."
+            f"Of this lock {most} earlier leases are kept (TIMELINE): less than an hour."
             if len(detail.past) >= most and detail.past[0].since > start
             else ""
         ),
@@ -122,7 +122,7 @@ def _losses(leases: list[Span], start: float) -> Picture:
     forced = sum(span.ended == "forced" for span in lost)
     expired = len(lost) - forced
     kinds = (f"{forced} by force" * bool(forced), f"{expired} expired" * bool(expired))
-    kind = {"forced": "forced", "expired": "failed"}  # What is hatched is not seen when it is thin.
+    kind = {"forced": "forced", "expired": "failed"}  # A thin hatched mark would not be seen.
     marks = [_mark(span.until, span.until, start, kind[span.ended], span.says) for span in lost]
     return Picture("Losses", ", ".join(filter(None, kinds)) or "none", marks)
 

@@ -1,4 +1,4 @@
-"""A lock as HTML, for the admin. Names and owners may come from anybody."""
+"""A lock as HTML, for the admin. Anybody may write names and owners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django_redislock.task_runs import Record, Run
 
 _BETWEEN = re.compile(r"(?<=[:/._|,;=@])(?=[^:/._|,;=@])")
-MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
+MOST_RUNS = 10  # A task with a large limit may have many under way.
 
 PERMIT = "One of the permits of a lock with a limit."
 WAITS = "Its holder waits for another lock, with this one."
@@ -32,7 +32,7 @@ STATES = {
         "A renewal was due and was missed: its owner is stopped, cut off or dead.",
     ),
     "no-expiry": ("no expiry", "Its key has no expiry, so it would never become free."),
-    "foreign": ("foreign", "Its key holds what is not a lock of ours."),
+    "foreign": ("foreign", "Its key holds a value that is no lock of ours."),
 }
 
 
@@ -43,13 +43,13 @@ def name(text: str) -> SafeString:
 
 
 def breakable(text: str) -> SafeString:
-    """*text*, which may be broken behind the signs between its words."""
+    """*text*, with breaks allowed behind the signs between its words."""
     first, *others = _BETWEEN.split(text)
     return format_html("{}{}", first, format_html_join("", "<wbr>{}", ((part,) for part in others)))
 
 
 def state(lock: HeldLock) -> SafeString:
-    """Badges: the permit, and the troubles of the lock or else its state."""
+    """Badges: the permit, the state, and the troubles of the lock."""
     badges = []
     if lock.permit:
         badges.append(("permit", f"permit {lock.permit}", PERMIT))
@@ -82,7 +82,7 @@ def holder(lock: HeldLock) -> SafeString:
 
 
 def owner(who: Owner, *, gone: bool = False) -> SafeString:
-    """Its host and pid, and what it is doing."""
+    """Its host, its pid, and its work."""
     return _lines(
         [
             ("place", visible(who.place) or "unknown"),
@@ -103,7 +103,7 @@ def _lines(lines: list[tuple[str, str]], title: str = "", *, gone: bool = False)
             "",
             '<bdi class="redislock-{}" title="{}">{}{}</bdi>',
             (
-                # Places and ids have hyphens to go on behind.
+                # Places and ids have hyphens, at which they break.
                 (kind, line, breakable(line) if kind == "doing" else line, beside.get(kind, ""))
                 for kind, line in lines
                 if line
@@ -130,7 +130,7 @@ def counting(seconds: float | None, direction: str) -> SafeString:
 
 
 def expiry(lock: HeldLock, says: str = "") -> SafeString:
-    """When it ends, a note on that, and a gauge."""
+    """When the lock ends, a note on that, and a gauge."""
     if lock.expires_in is None:
         return format_html('<span class="redislock-never">{}</span>', "never")
     clock = counting(lock.expires_in, "down")
@@ -221,7 +221,7 @@ def record(found: Record) -> list[tuple[str, Any]]:
 
 
 def last_runs(found: Record) -> str:
-    """When its runs ended last, or one began that never did, for a line."""
+    """When the last runs ended, or the last unended one began, for a line."""
     ended = [
         f"{kind} {duration(run.ago)} ago"
         for kind, run in found.last.items()
@@ -231,7 +231,7 @@ def last_runs(found: Record) -> str:
 
 
 def never_ended(found: Record) -> str:
-    """The last run that began and of which no end is known, for a line; "" if there is none."""
+    """The last unended run, for a line; "" if there is none."""
     run = found.last_unended
     return f"one that began {duration(run.ago)} ago never ended" if run else ""
 

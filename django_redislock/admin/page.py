@@ -1,7 +1,7 @@
-"""The admin's page of held locks: who holds what, since when, and a way to free it.
+"""The admin's page of held locks: their holders, since when, and a way to free them.
 
-A page is read-only but for two acts, each by POST alone and with a permission of its own: releasing
-by force, after a confirmation, only the lease that was shown; and holding a lock back.
+A page is read-only but for two acts, each by POST alone and with a permission of its own. One
+releases by force, after a confirmation, only the lease that was shown. The other holds a lock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAST_LINES = 12
 REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
 # Refreshing may cost the server this share of its time, per open page.
 REFRESH_SHARE = 0.05
-# Of many locks to release, the rest is not tried after so long without an answer.
+# After so long without an answer, the rest of many locks to release is not tried.
 MOST_SECONDS_UNANSWERED = 10.0
 
 
@@ -64,7 +64,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         "fence",
     )
     list_filter = (StateFilter, HostFilter, TaskFilter, AliasFilter)
-    search_fields = ("key",)  # HeldLockList searches; this lets the search box appear.
+    search_fields = ("key",)  # HeldLockList searches; this only shows the search box.
     search_help_text = (
         "Part of a name, host, task, task id, command or path. Free locks are found by name."
     )
@@ -146,7 +146,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description="")
     def action_checkbox(self, obj: LockPage) -> SafeString:
-        """The box carries the lease that is shown, so that no newer one is freed."""
+        """The box carries the shown lease, so that no newer one is freed."""
         box = forms.CheckboxInput(
             {"class": "action-select", "aria-label": f"Select lock {visible(obj.name)}"},
             lambda value: False,
@@ -165,7 +165,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(ordering="holder")
     def holder(self, obj: LockPage) -> SafeString:
-        """The owner's host and pid, and what it is doing."""
+        """The owner's host and pid, and its work."""
         return markup.holder(obj.lock)
 
     @admin.display(ordering="held_for")
@@ -190,7 +190,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(ordering="fence")
     def fence(self, obj: LockPage) -> str | None:
-        """The fencing token. It is there to be compared, so it has no thousands separators."""
+        """The fencing token. Readers compare it, so it has no thousands separators."""
         return None if obj.lock.fence is None else str(obj.lock.fence)
 
     @admin.display(ordering="alias")
@@ -261,7 +261,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     # --- force release ------------------------------------------------------------------------
 
     def get_urls(self) -> list[Any]:
-        """Two more: each is a confirmation and its act."""
+        """Add two: each is a confirmation and its act."""
         view, hold_view = map(self.admin_site.admin_view, (self.force_release_view, self.hold_view))
         return [
             path("force-release/", view, name="django_redislock_heldlock_force_release"),
@@ -502,9 +502,9 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
 
 
 def _outcome(seen: held.HeldLock | None, id: str) -> tuple[str, str]:  # noqa: A002
-    """Say what was released, for the log, and what that means to its holder.
+    """Say what was released, for the log, and the consequence for its holder.
 
-    *seen* is the lock as it was just before; None if it changed in between.
+    *seen* is the lock as it was just before; None if it has changed since.
     """
     holder = _holder(seen) if seen else "its holder"
     done = f"lease {visible(id)} of {holder}."
@@ -536,7 +536,7 @@ def _holder(lock: held.HeldLock) -> str:
 
 
 def _who_follows(page: LockPage) -> str:
-    with suppress(LockUnavailable):  # The release is done, whether the server goes on or not.
+    with suppress(LockUnavailable):  # The release is done, even if the server fails now.
         if now := held.get(**_exactly(page)):
             return f" {_holder(now)} has it now."
     return ""

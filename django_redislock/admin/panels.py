@@ -46,7 +46,7 @@ def _skipped(rows: Rows) -> list[dict[str, Any]]:
             continue
         with suppress(*held.PROBLEMS):  # The next page will say so.
             stuck = [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
-            # While a run is at work, the others are skipped: that is what the lock is for.
+            # While a run is at work, the others are skipped, as they should be.
             at_work = _at_work(stuck, alias)
             found += [one for one in stuck if one.name not in at_work]
     found.sort(key=lambda one: one.last_success.at if one.last_success else 0.0)
@@ -63,7 +63,7 @@ def _skipped(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
-    """Known locks that nobody holds, if they are looked for: those that match, or all."""
+    """Known locks that nobody holds, if the page asks for them: those that match, or all."""
     search = unicodedata.normalize("NFC", query.strip())
     state, only = chosen.get("state", ""), chosen.get("alias", "")
     if not (state == FREE or (search and not state)) or chosen.keys() & {"host", "task"}:
@@ -104,20 +104,20 @@ def _is_stuck(record: held.Record) -> bool:
     skip = record.last_skip
     if skip is None or not record.skips:
         return False
-    # Its work was done by then, or an operator wants it so.
+    # The work was done by then, or an operator wanted the skip.
     if skip.why in {"cooling", "done", "duplicate", "held"}:
         return False
     ended = max(run.at if run else 0.0 for run in (record.last_success, record.last_failure))
-    # The runs of other servers on the same occasion are skipped too: that is what locks are for.
+    # Runs of other hosts on the same occasion are skipped, as they should be.
     return skip.at > ended + SAME_OCCASION
 
 
 def _at_work(records: list[held.Record], alias: str) -> set[str]:
     """The names among these under which a run is at work.
 
-    A run is at work if it holds the lock, or one of the permits, and renews it as it should. A lock
-    that cools down counts too: its run has succeeded. A command that holds a lock, forgotten in
-    some terminal, is no run.
+    A run is at work if it holds the lock, or one of the permits, and renews it in time. A lock that
+    cools down counts too: its run has succeeded. A command that somebody forgot in a terminal is no
+    run.
     """
     permits = (Permit(one.name, number) for one in records for number in range(1, one.limit + 1))
     return {
@@ -128,7 +128,7 @@ def _at_work(records: list[held.Record], alias: str) -> set[str]:
 
 
 def _free_at(alias: str, search: str) -> dict[str, str]:
-    """The free locks of one alias, by name, and what became of each the last time."""
+    """The free locks of one alias, by name, each with its last runs or lease."""
     found = {
         one.name: markup.last_runs(one)
         for one in held.records(using=alias, limit=RECORDS)
@@ -136,7 +136,7 @@ def _free_at(alias: str, search: str) -> dict[str, str]:
     }
     for lock in held.look_at(map(Permit, [*found]), using=alias):
         del found[lock.name]
-    with suppress(InvalidLockName):  # A search need not be for a name.
+    with suppress(InvalidLockName):  # The search may be no name.
         detail = held.detail(search, using=alias)
         if detail.past and detail.number == 1 and not (detail.lock or detail.others):
             found.setdefault(detail.name, markup.last_lease(detail))

@@ -1,4 +1,4 @@
-"""The picture of who held a lock recently. Positions are shares of the width, not pixels."""
+"""The picture of a lock's recent leases. Positions are shares of the width, not pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from django_redislock.held import Detail
 
-THINNEST = 0.5  # Percent: a bar must be seen however short the lease was.
+THINNEST = 0.5  # Percent: the bar of a short lease must be seen, too.
 MOST_LANES = 8
 COLOURED = ("held", "done", "failed", "forced", "expired")
 TICKS = 4
@@ -52,7 +52,7 @@ class Timeline:
 
     lanes: list[Lane]
     ticks: list[Tick]
-    says: str  # For those who do not see the picture.
+    says: str  # For readers who do not see the picture.
 
     @property
     def legend(self) -> list[str]:
@@ -63,7 +63,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Span:
-    """One lease, and for how long it was waited for."""
+    """One lease, and how long its owner waited for it."""
 
     host: str
     since: float
@@ -99,16 +99,16 @@ def draw(detail: Detail) -> Timeline | None:
 
 
 def spans(detail: Detail) -> Iterator[Span]:
-    """All leases that are known: the one of now, and those before it, the oldest first."""
+    """All known leases: the present one, then the earlier ones, the oldest first."""
     lock, now = detail.lock, detail.server_time
-    began = now  # When the lease of now began, if there is one.
+    began = now  # When the present lease began, if there is one.
     if lock is not None and lock.held_for is not None:
         began = now - lock.held_for
         says = f"{visible(str(lock.owner))}, held for {duration(lock.held_for)} so far"
         yield Span(_host(lock.owner.host), began, now, "held", says, lock.owner.waited)
     following = [*(lease.since for lease in detail.past), began][1:]
     for lease, next_began in zip(detail.past, following, strict=True):
-        # Of a lease that expired nobody knows the end; it was before the next one began.
+        # Nobody knows the end of an expired lease, but it was before the next one began.
         until = max(lease.until or next_began, lease.since)
         at_most = "at most " if lease.until is None else ""
         lasted = f"{lease.ended} after {at_most}{duration(until - lease.since)}"

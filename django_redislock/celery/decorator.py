@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     """A task class whose runs exclude each other; see single_instance_task.
 
-    For those who own the app: ``@app.task(base=SingleInstanceTask, single_instance={...})``.
+    If you own the app: ``@app.task(base=SingleInstanceTask, single_instance={...})``.
     """
 
     abstract = True

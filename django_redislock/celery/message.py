@@ -44,7 +44,7 @@ _WAITED = re.compile(rf"^(?:[01]\.){{{MAX_NUMBER_OF_BITS_TO_USE}}}")
 
 
 def carried(headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a message with these headers carries; see HEADER."""
+    """The dictionary that a message with these headers carries; see HEADER."""
     found = (headers or {}).get(HEADER)
     return dict(found) if isinstance(found, dict) else {}
 

@@ -162,7 +162,7 @@ def refuse_attributes(cls: type, body: Callable[..., Any]) -> None:
         TypeError: The message shows the line to write instead.
     """
     said = vars(cls)
-    # Celery makes an attribute of each option that its decorator is given, whatever it is.
+    # Celery makes every option of its decorator an attribute.
     is_decorated = "_decorated" in said
     unheard = {
         name: value
@@ -201,8 +201,8 @@ _CELERYS_OPTIONS = frozenset(
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return our options and Celery's, and refuse all others.
 
-    Celery makes an attribute of the task of each option, whatever it is. So it would accept a
-    misspelt one, and the lock would be held for longer, or keep out less, than its author thinks.
+    Celery makes every option an attribute of the task. So it would accept a misspelt one, and the
+    lock would be held for longer, or keep out less, than its author thinks.
 
     Raises:
         TypeError: An option belongs to nobody.

@@ -1,4 +1,4 @@
-"""For management commands: ``manage.py locks``, and help for those of your own."""
+"""For management commands: ``manage.py locks``, and help for your own."""
 
 from __future__ import annotations
 

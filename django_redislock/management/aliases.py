@@ -17,13 +17,13 @@ class Listed(NamedTuple):
     """The held locks of some aliases."""
 
     locks: list[held.HeldLock]
-    total: int  # How many are held, whichever were asked for.
+    total: int  # How many are held in all, selected or not.
     partial: bool  # Whether there may be more.
     problems: dict[str, str]  # By alias: why some or all of its locks are missing.
 
 
 def named(alias: str | None) -> list[str]:
-    """The alias that was named, or else all.
+    """The named alias, or else all.
 
     Raises:
         ImproperlyConfigured: There is no such alias, or something about it is wrong.

@@ -42,12 +42,12 @@ ONCE_DEFAULTS: dict[str, Any] = {
 class ActParser(CommandParser):
     """The arguments of one act."""
 
-    takes_command = False  # Whether all that stands after the first -- is a command of its own.
+    takes_command = False  # Whether the arguments after the first -- are a command.
 
     def parse_known_args(  # type: ignore[override] # the namespace is always one
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Leave the command as it is. To argparse, its options would look like ours."""
+        """Leave the command alone. To argparse, its options would look like ours."""
         if not self.takes_command:
             return super().parse_known_args(args, namespace)
         end = args.index("--") if "--" in args else len(args)
@@ -59,7 +59,7 @@ class ActParser(CommandParser):
 
 
 def add_acts(parser: CommandParser, version: str) -> None:
-    """Each act has its own; --alias, --json and Django's own options go with all."""
+    """Add the arguments of each act; --alias, --json and Django's options go with all."""
     parser.set_defaults(act="list", alias=None, json=False, **LIST_DEFAULTS)
     _add_common(parser)
     acts = parser.add_subparsers(
@@ -92,8 +92,8 @@ def add_acts(parser: CommandParser, version: str) -> None:
 
     act = add_act(
         "show",
-        "Show all about one lock: who holds it, who waits for it, who held it before, and what"
-        " became of the runs of its task.",
+        "Show all about one lock: its holder, its waiters, its past leases, and what became of the"
+        " runs of its task.",
     )
     act.add_argument("name", metavar="NAME", help=NAME)
     act.add_argument(
@@ -111,7 +111,7 @@ def add_acts(parser: CommandParser, version: str) -> None:
     act = add_act(
         "runs",
         "Show what became of the runs of jobs, tasks among them: the last success, failure and"
-        " skip, what is under way, and what began and never ended. Without a NAME it shows all.",
+        " skip, the runs under way, and those that never ended. Without a NAME it shows all.",
     )
     _add_choices_of_runs(act)
     act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
@@ -119,7 +119,7 @@ def add_acts(parser: CommandParser, version: str) -> None:
         "--no-success-for",
         type=_duration,
         metavar="TIME",
-        help="only those without a success so long: 90m, 26h, 3d; or not known at all. With --job,"
+        help="only those without a success for so long: 90m, 26h, 3d; or without any. With --job,"
         " --task or --prefix, the latest success of any of them counts",
     )
     act.add_argument(
@@ -137,8 +137,8 @@ def add_acts(parser: CommandParser, version: str) -> None:
 
     act = add_act(
         "release",
-        "End by force the leases of the locks that are named: show them, ask, and end exactly"
-        " those. Their holders are not stopped.",
+        "End by force the leases of the named locks: show them, ask, and end exactly those. Their"
+        " holders are not stopped.",
     )
     act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
     act.add_argument(
@@ -150,8 +150,8 @@ def add_acts(parser: CommandParser, version: str) -> None:
 
     act = add_act(
         "clean",
-        "End by force the leases of all locks that are meant: show them, ask, and end exactly"
-        " those. Their holders are not stopped.",
+        "End by force the leases of all chosen locks: show them, ask, and end exactly those. Their"
+        " holders are not stopped.",
     )
     _add_choices(act)
     act.add_argument(
@@ -169,8 +169,8 @@ def add_acts(parser: CommandParser, version: str) -> None:
 
     act = add_act(
         "metrics",
-        "Print metrics in the text format of Prometheus: what only the servers know of held locks,"
-        " waiters and the runs of jobs, and what doctor finds.",
+        "Print the servers' metrics in the text format of Prometheus: of held locks, waiters, runs"
+        " of jobs, and the findings of doctor.",
     )
     act.add_argument(
         "--output", default="", metavar="FILE", help="write them there, in one step; print nothing"
@@ -182,7 +182,7 @@ def add_acts(parser: CommandParser, version: str) -> None:
         metavar="N",
         help="how many names of locks, and how many jobs, have labels at most (100)",
     )
-    act.add_argument("--no-doctor", action="store_true", help="leave out what doctor finds")
+    act.add_argument("--no-doctor", action="store_true", help="leave out the findings of doctor")
 
     act = add_act("watch", "Show the held locks again and again, until Ctrl-C.")
     act.add_argument(
@@ -194,8 +194,8 @@ def _add_hold(add_act: Callable[..., CommandParser]) -> None:
     """Add the acts by which an operator keeps a lock from everybody."""
     hold = add_act(
         "hold",
-        "Keep a lock from everybody for a while: runs are skipped as held, and say who holds it and"
-        " why. A run that holds it ends as it would, and the hold begins then.",
+        "Keep a lock from everybody for a while: runs are skipped as held, and name the operator"
+        " and the reason. A run that holds it goes on to its end; then the hold begins.",
     )
     unhold = add_act("unhold", "End such a hold. The lease of a run is left alone.")
     for act in (hold, unhold):
@@ -212,11 +212,11 @@ def _add_hold(add_act: Callable[..., CommandParser]) -> None:
 
 
 def _add_once(add_act: Callable[..., CommandParser]) -> None:
-    """Add the act that is about completed runs, with its own acts."""
+    """Add the act for completed runs, with its own acts."""
     once = add_act(
         "once",
-        'See and forget what is completed: the runs of tasks with once="database", of which a'
-        " database keeps rows.",
+        'See and forget completed runs: those of tasks with once="database". A database keeps'
+        " a row of each.",
     )
     _add_rows(once)
     once.set_defaults(act="once_list", **ONCE_DEFAULTS)
@@ -288,7 +288,7 @@ def add_run(acts: Any, version: str) -> CommandParser:
 
 
 def selection(options: dict[str, Any]) -> held.Selection:
-    """Which locks are meant."""
+    """The selection of locks."""
     return held.Selection(**{key: options[key] for key in CHOICES if key in options})
 
 
@@ -320,12 +320,12 @@ def _add_common(parser: CommandParser) -> None:
     parser.add_argument(
         "--json", action="store_true", default=SUPPRESS, help="print JSON, for programs"
     )
-    # There are none to skip. Scripts for all commands need not know that.
+    # There are no checks to skip. Scripts for all commands need not know that.
     parser.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
 
 
 def _add_djangos(act: CommandParser, version: str) -> None:
-    """Django's own options may stand before or after the act; those before it have the help."""
+    """Django's own options may stand before or after the act. Help shows those before it."""
     hidden: dict[str, Any] = {"default": SUPPRESS, "help": SUPPRESS}
     act.add_argument("--version", action="version", version=version, help=SUPPRESS)
     act.add_argument("-v", "--verbosity", type=int, choices=(0, 1, 2, 3), **hidden)
@@ -359,7 +359,7 @@ def _add_choices_of_runs(act: CommandParser) -> None:
 
 
 def _add_rows(act: CommandParser) -> None:
-    # Without defaults of their own, as they may stand before and after the second act.
+    # Without defaults, as they may stand before and after the second act.
     act.add_argument("--database", default=SUPPRESS, metavar="ALIAS", help="of DATABASES (default)")
     act.add_argument(
         "--older-than",

@@ -50,17 +50,17 @@ class Child:
         """A program that run() starts.
 
         Args:
-            command: It, and its arguments.
-            environment: What it gets besides ours.
-            grace: Seconds that it has to end by itself when it is to end.
+            command: The program and its arguments.
+            environment: Variables that it gets besides ours.
+            grace: Seconds from SIGTERM to SIGKILL.
         """
         self._command = command
         self._environment = os.environ | environment
         self._grace = grace
-        # What the loop in run() has to do comes here: the numbers of signals, and _END.
+        # The inbox of the loop in run(): the numbers of signals, and _END.
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
-        self._kill_at: float | None = None  # math.inf when that is done.
+        self._kill_at: float | None = None  # math.inf once it was killed.
 
     def run(self) -> int:
         """Run it to its end. Returns its exit status, or 128 and the signal that killed it."""
@@ -76,7 +76,7 @@ class Child:
         return 128 - status if status < 0 else status
 
     def end(self) -> None:
-        """Have it end, by SIGTERM, and if that takes too long by SIGKILL. Any thread may ask."""
+        """End it by SIGTERM, or by SIGKILL if that takes too long. Any thread may call this."""
         # If the box is full, the loop is about to look; if it is closed, the program has ended.
         with suppress(OSError):
             self._outbox.send(_END)
@@ -84,7 +84,7 @@ class Child:
     @contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
         """The program while it runs. If the block raises, it is killed."""
-        # A guard reads it: without a last word, its end says that this process was killed.
+        # A guard reads this pipe. If it ends without a last word, this process was killed.
         theirs, ours = os.pipe()
         try:
             process = subprocess.Popen(
@@ -131,13 +131,13 @@ class Child:
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
-        """Leave signals to the loop. One that is ignored stays so, for the program as well."""
+        """Leave signals to the loop. An ignored signal stays ignored, by the program as well."""
         if not _is_main_thread():
             yield
             return
         before = {}
-        # Whichever thread gets a signal, its number is in the box at once. A handler of Python's
-        # would wait until this thread, which sleeps, runs on.
+        # Any thread that gets a signal puts its number into the box at once. A handler of Python's
+        # would wait until this sleeping thread runs on.
         woken_before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
         try:
             for number in (*PASSED_ON, signal.SIGCHLD):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from django.core.management.base import OutputWrapper
 
 # Exit statuses.
-FOUND = 1  # Found what --fail looks for, or failed.
+FOUND = 1  # --fail has found something, or the command failed.
 USAGE = 2
 UNAVAILABLE = 3
 BUSY = 75  # EX_TEMPFAIL of sysexits.h.
@@ -35,7 +35,7 @@ class Console:
 
     @property
     def columns(self) -> int | None:
-        """How many there are, if standard output is a terminal."""
+        """The width of standard output, if it is a terminal."""
         return columns_of(self.out)
 
     def print(self, lines: Iterable[str]) -> None:
@@ -55,12 +55,12 @@ class Console:
         yes: bool,
         done: str,
     ) -> None:
-        """Show what an act is about to end or delete, and ask whether to go on.
+        """Show the leases or rows that an act is about to end or delete, and ask whether to go on.
 
         Args:
-            question: What to ask.
-            table: Makes the lines that show it, for so many columns.
-            yes: Do not ask; with --json, do not show it either.
+            question: The question.
+            table: Makes the lines that show them, for a number of columns.
+            yes: Do not ask; with --json, do not show them either.
             done: The act, as a participle.
 
         Raises:
@@ -90,12 +90,12 @@ class Console:
 
 
 def columns_of(out: OutputWrapper) -> int | None:
-    """How many there are, if it is a terminal."""
+    """The width of *out*, if it is a terminal."""
     return shutil.get_terminal_size().columns if out.isatty() else None
 
 
 def finish(problems: Iterable[str], complaint: str = "") -> None:
-    """Fail with what --fail complains of, or else with what kept us from looking, if anything."""
+    """Fail with the *complaint* of --fail, or else with the *problems* of servers, if any."""
     lines = [*problems, complaint]
     if any(lines):
         status = FOUND if complaint else UNAVAILABLE
@@ -103,7 +103,7 @@ def finish(problems: Iterable[str], complaint: str = "") -> None:
 
 
 def operator() -> str:
-    """The user who runs the command, for audit logs."""
+    """The user of the command, for audit logs."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # A container's user may have no name.

@@ -48,10 +48,10 @@ class Fact(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What was found out."""
+    """All that was found."""
 
     facts: list[Fact]
-    notes: list[str]  # What else is to be said: what was not looked at, or could not be.
+    notes: list[str]  # More sentences: about what was not, or could not be, looked at.
     problems: dict[str, str]  # By alias: why it did not answer, or not in full.
 
 
@@ -99,7 +99,7 @@ def explain(
 
 
 def _add_name(known: Known, name: str, using: str) -> None:
-    """Add what is known of the lock *name*. What cannot be a lock's name may be a task's id."""
+    """Add what is known of the lock *name*. If it cannot be one, it may be a task's id."""
     try:
         meant = meant_by(name)
     except InvalidLockName:
@@ -134,11 +134,11 @@ def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
 
 
 def _of_locks(permits: Sequence[Permit], using: str, task_id: str = "") -> Iterator[Fact]:
-    """What the server of an alias knows of these locks; of calls without a lease, of one task."""
+    """The server's facts about these locks. With *task_id*, only its calls without a lease."""
     details = [*held.details(permits, using=using)]
     names = list(dict.fromkeys(one.name for one in permits))
     records = task_runs.records_of(names, using=using)
-    # Of a name with a limit also all its other permits, which may be free: they have a past.
+    # Of a name with a limit all other permits too: a free one has a past.
     limits = {one.name: one.limit for one in records if one}
     more = [
         Permit(one.key.name, number)
@@ -147,8 +147,8 @@ def _of_locks(permits: Sequence[Permit], using: str, task_id: str = "") -> Itera
         for number in range(2, max(one.limit, limits.get(one.key.name, 1)) + 1)
     ]
     details += held.details([one for one in more if one not in permits], using=using)
-    noted: set[tuple[str, int]] = set()  # Runs of which a lease tells: see _key().
-    waiting = set(names)  # Those whose waiters are still to be told, once for all permits.
+    noted: set[tuple[str, int]] = set()  # Runs that a lease has told of: see _key().
+    waiting = set(names)  # Names whose waiters are still to be told, once for all permits.
     for detail in details:
         yield from _of_leases(detail, noted, with_waiters=detail.key.name in waiting)
         waiting.discard(detail.key.name)
@@ -160,7 +160,7 @@ def _of_locks(permits: Sequence[Permit], using: str, task_id: str = "") -> Itera
 
 
 def _key(owner: Owner, ended: float = 0.0) -> tuple[str, int]:
-    """Tells a run from others by whose it is and when it ended, if it has."""
+    """Tells a run from others: by its owner, and when it ended, if it has."""
     return _who(owner), round(ended * 1000)
 
 
@@ -169,7 +169,7 @@ def _of_leases(
 ) -> Iterator[Fact]:
     """The leases of one lock, or of one permit, and its waiters."""
     for past in detail.past:
-        # One that nobody released is known by its beginning, as a run that never ended is.
+        # An unreleased lease is known by its beginning, like a run that never ended.
         noted.add(_key(past.owner, past.since if past.until is None else past.until))
         ended = "Nobody released the lease; it expired"
         if past.owner.task:
@@ -297,7 +297,7 @@ def _add_completed(known: Known, rows: CompletedRuns) -> None:
 
 
 def _add_result(known: Known, task_id: str) -> None:
-    """Add what the result backend of Celery has of a task, or a note that it has nothing."""
+    """Add the state in Celery's result backend, or a note that it has none."""
     try:
         from celery import current_app  # Celery is optional.
         from celery.backends.base import DisabledBackend
@@ -314,7 +314,7 @@ def _add_result(known: Known, task_id: str) -> None:
         known.notes.append(f"Celery's result backend cannot answer: {type(error).__name__}.")
         return
     state, result, done = meta["status"], meta.get("result"), meta.get("date_done")
-    if state == "PENDING":  # Also that of a task that it does not know.
+    if state == "PENDING":  # Also the state of an unknown task.
         known.notes.append("Celery's result backend has nothing of it.")
         return
     says = f"Celery's result backend has the state {state}"
@@ -332,7 +332,7 @@ def _add_result(known: Known, task_id: str) -> None:
 
 
 def _who(owner: Owner) -> str:
-    """A run as operators know it from the logs of Celery; any other owner by its place."""
+    """A run as in Celery's logs; any other owner by its place."""
     if not owner.task:
         return str(owner)
     run = f"{owner.task}[{owner.task_id}]" if owner.task_id else owner.task
@@ -340,19 +340,19 @@ def _who(owner: Owner) -> str:
 
 
 def _got(owner: Owner, permit: int | None = None) -> str:
-    """The clause that it got the lock, and how long it came back for it before."""
+    """The clause that the owner got the lock, and how often it was deferred before."""
     what = f"permit {permit} of {owner.limit}" if permit and owner.limit else "the lock"
     return f"{_who(owner)} got {what}{_deferred(owner)}"
 
 
 def _held_back(owner: Owner, holds: str) -> str:
-    """The clause about an operator's hold, and why it is."""
+    """The clause about an operator's hold, with its reason."""
     why = f", because of {owner.reason!r}" if owner.reason else ""
     return f"{owner.operator} {holds} the lock from everybody{why}"
 
 
 def _deferred(owner: Owner) -> str:
-    """A clause on how often its run was deferred before; "" if it was not."""
+    """A clause on how often the owner's run was deferred before; "" if it was not."""
     times, _, rest = owner.deferred.partition(" ")
     since, _, holder = rest.partition(" ")
     if not (times and since and is_number(times) and is_number(since, 10)):
@@ -363,7 +363,7 @@ def _deferred(owner: Owner) -> str:
 
 
 def _time(at: float) -> str:
-    """A time in the current time zone. Anybody may have written it, and a ttl may be anything."""
+    """A time in the current time zone. Anybody may have written it, so it may be any number."""
     try:
         return f"{localtime(datetime.fromtimestamp(at, UTC)):%Y-%m-%d %H:%M:%S}"
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Numbers as Prometheus reads them: its text format, and a file that is whole whenever it is read.
+"""Prometheus's text format, and a file that is whole whenever it is read.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 """
@@ -43,7 +43,8 @@ def write(content: str, path: Path) -> None:
     Raises:
         OSError: There is no such directory, or it cannot be written.
     """
-    # Not *.prom, which node_exporter would read; and not by mkstemp, as it must be able to read it.
+    # Not *.prom: node_exporter would read that. Not by mkstemp: node_exporter could not read it
+    # later.
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         new.write_text(content, encoding="utf-8")

@@ -83,7 +83,7 @@ def _has_permit(name: str, using: str) -> str:
 
 
 def _hold(console: Console, name: str, lasts: float, reason: str, using: str) -> bool:
-    """Hold one lock. Where there is no queue to stand in, wait until nobody else holds it.
+    """Hold one lock. On a quorum, which has no queue, wait until nobody else holds it.
 
     Raises:
         LockTimeout: Another hold is in the way.
@@ -101,7 +101,7 @@ def _hold(console: Console, name: str, lasts: float, reason: str, using: str) ->
 
 
 def _until(seconds: float | None) -> str:
-    """When a hold ends that has so many seconds left."""
+    """When a hold ends, if it has so many seconds left."""
     left = seconds or 0.0
     ends = localtime(datetime.fromtimestamp(datetime.now(UTC).timestamp() + left, UTC))
     return f"until {ends:%Y-%m-%d %H:%M:%S}, for {duration(left)}"

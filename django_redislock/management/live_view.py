@@ -41,8 +41,8 @@ class LiveView:
         """Look again; return the lines to show, and the problems of servers.
 
         Args:
-            lines: How many there is room for; None if that does not matter.
-            columns: The same.
+            lines: The room in lines; None if that does not matter.
+            columns: The room in columns; the same.
         """
         found = aliases.listed(self._aliases, MOST_LOCKS)
         self._note(found)
@@ -54,7 +54,7 @@ class LiveView:
             for problem in found.problems.values()
             for line in textwrap.wrap(problem, columns or len(problem))
         ]
-        # Those who wait for any permit of a name are counted, and shown, once.
+        # Waiters for any permit of a name are counted, and shown, once.
         waited_for: dict[tuple[str, str], HeldLock] = {}
         for lock in locks:
             if lock.waiters:
@@ -84,7 +84,7 @@ class LiveView:
             # If a server is silent, its locks count as unchanged.
             now = {key: lock for key, lock in before.items() if key[0] in found.problems} | now
         self._before = now
-        # Which of too many locks are listed differs from look to look.
+        # If there are too many locks, each look may list others.
         partial = found.partial or self._before_partial
         self._before_partial = found.partial
         if before is None:
@@ -116,7 +116,7 @@ def _share(
 def _table(
     locks: list[HeldLock], rows: int, columns: int | None, *, with_alias: bool
 ) -> tuple[list[str], Sequence[str]]:
-    """A table of so many of *locks*, and the headers for which there is no room."""
+    """A table of so many *rows* of *locks*, and the headers without room."""
     if not locks:
         return [], ()
     if rows < len(locks):
@@ -136,7 +136,7 @@ def _queue(lock: HeldLock) -> Iterator[str]:
     try:
         name, number = lock.key
         waiters = held.detail(name, permit=number, using=lock.alias).waiters
-    except LockUnavailable:  # The next look will tell.
+    except LockUnavailable:  # The next look will say so.
         return
     shown = terminal.pasteable(name)
     for number, waiter in enumerate(waiters[:WAITERS_SHOWN], start=1):

@@ -1,4 +1,4 @@
-"""``manage.py locks metrics``: what only the servers know of locks and jobs, for Prometheus."""
+"""``manage.py locks metrics``: the servers' knowledge of locks and jobs, for Prometheus."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from django_redislock.management.console import Console
 
-# No name is one of those that contrib/otel gives, which are of one process each. The label of a job
-# is "job_name": Prometheus has a label "job" of its own, and would rename ours.
+# These names differ from those of contrib/otel, whose metrics are of one process each. The label of
+# a job is "job_name": Prometheus has a label "job" of its own, and would rename ours.
 GAUGES = {
     "redislock_metrics_timestamp_seconds": "When these metrics were asked for.",
     "redislock_up": "1 if locks of the alias could be looked at, else 0.",
@@ -33,20 +33,20 @@ GAUGES = {
     "redislock_lock_held_seconds": "For how long a lock of this name has been held: the longest.",
     "redislock_lock_waiters": "Waiters in the queues of the held locks of this name.",
     "redislock_lock_wait_seconds": "For how long a waiter has waited for this name: the longest.",
-    "redislock_job_last_timestamp_seconds": "When the last run of the job ended so (success,"
-    " failure, skip, abandoned), or began that never ended (unended).",
+    "redislock_job_last_timestamp_seconds": "When the last run of the job with this outcome ended"
+    " (success, failure, skip, abandoned), or the last one that never ended began (unended).",
     "redislock_job_skips": "Skipped runs of the job since the last success under the same lock.",
-    "redislock_job_blocked_seconds": "For how long a lock of the job that something else than a run"
-    " holds has let none run, until its last skip as busy: the longest.",
+    "redislock_job_blocked_seconds": "For how long no run began under a lock of the job, held but"
+    " not by a run, until its last skip as busy: the longest.",
     "redislock_job_runs": "Runs of the job that are under way.",
     "redislock_job_run_seconds": "For how long a run of the job has been under way: the longest.",
     "redislock_records": "Locks of which the server keeps records of runs.",
-    "redislock_records_limit": "Of how many locks it keeps records: RECORDS.",
+    "redislock_records_limit": "For how many locks the server keeps records: RECORDS.",
     "redislock_memory_bytes": "Memory that the server uses, by its INFO.",
     "redislock_memory_limit_bytes": "Memory that the server may use, if that is limited.",
     "redislock_findings": "What `locks doctor` warns of (warn) or finds unfit (fail).",
 }
-OTHER = "other"  # The name under which all are counted that have no label of their own.
+OTHER = "other"  # The name of all that have no label of their own.
 
 # Parts of names that differ from object to object: a UUID, a hexadecimal id, a number or a date.
 _VARIABLE = re.compile(
@@ -67,7 +67,7 @@ def show(
     json: bool,
     **_: Any,
 ) -> None:
-    """Print the metrics, or write them to a file; also those of other aliases if one is silent."""
+    """Print the metrics, or write them to a file. A silent alias does not hide the others."""
     if json:
         raise CommandError(
             "metrics has the text format of Prometheus only; list, runs and doctor have --json.",
@@ -91,7 +91,7 @@ def show(
 
 
 def pattern(name: str) -> str:
-    """The label of a lock: its name, with {} for what differs from object to object."""
+    """The label of a lock: its name, with {} for each part that differs from object to object."""
     return visible(_VARIABLE.sub("{}", name))
 
 
@@ -148,7 +148,7 @@ def _locks(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
     silent.update(locks.silent)
     states = Counter(lock.state for lock in locks)
     for state in held.STATES:
-        if state != "permit":  # That is no state of its own.
+        if state != "permit":  # It is no state of its own.
             labels = {"alias": using, "state": state}
             yield Sample("redislock_locks", states[state], labels)
     if locks.partial:
@@ -173,7 +173,7 @@ def _by_name(using: str, locks: held.HeldLocks) -> dict[str, _OfName]:
     found: dict[str, _OfName] = {}
     for lock in locks:
         name = lock.key.name
-        # An operator keeps a lock as long as was said, and nobody works while it cools down.
+        # An operator's hold is no work, and nobody works while a lock cools down.
         is_work = lock.state != "cooling" and not lock.owner.operator
         is_counted = waited_for.get(name) is lock
         one = _OfName(
@@ -187,7 +187,7 @@ def _by_name(using: str, locks: held.HeldLocks) -> dict[str, _OfName]:
 
 
 def _bounded(found: dict[str, _OfName], limit: int) -> dict[str, _OfName]:
-    """At most *limit* names, those that are waited for or held longest; all others are one."""
+    """At most *limit* names: the longest waited for or held. All others become one."""
     by_rank = sorted(found.items(), key=lambda item: item[1], reverse=True)
     bounded = dict(by_rank[:limit])
     for _, other in by_rank[limit:]:
@@ -204,7 +204,7 @@ def _jobs(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
     yield Sample("redislock_records", len(records), {"alias": using})
     yield Sample("redislock_records_limit", conf.conf(using).records, {"alias": using})
     by_job: dict[str, held.Records] = {}
-    for record in records:  # Those that ran last come first.
+    for record in records:  # The last to run come first.
         for job in sorted(record.tasks):
             by_job.setdefault(job, held.Records()).append(record)
     jobs = list(by_job)[:limit]
@@ -217,7 +217,7 @@ def _jobs(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
 
 
 def _blocked(using: str, by_job: dict[str, held.Records]) -> dict[str, float]:
-    """By job, redislock_job_blocked_seconds: one stuck lock of it is not hidden by its others."""
+    """By job, redislock_job_blocked_seconds. Its other locks do not hide a stuck one."""
     skipped = [
         (seconds, job, record.name)
         for job, records in by_job.items()
@@ -236,7 +236,7 @@ def _blocked(using: str, by_job: dict[str, held.Records]) -> dict[str, float]:
 
 
 def _only_skipped(record: held.Record, job: str) -> float:
-    """From the last run under a lock until the last skip of the job, if that found it busy."""
+    """Seconds from the last run under a lock to the last skip of the job, if it was busy then."""
     skip = record.last_skip
     if record.under_way or not skip or skip.why != "busy" or skip.owner.task != job:
         return 0.0

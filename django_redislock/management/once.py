@@ -74,7 +74,7 @@ def forget(
     json: bool,
     **options: Any,
 ) -> None:
-    """Delete the rows of these names, or all that are so old."""
+    """Delete the rows of these names, or all rows that are so old."""
     if bool(names) == (older_than is not None):
         raise CommandError("Say which runs: NAME..., or --older-than TIME.", returncode=USAGE)
     rows = _rows(alias, database)
@@ -118,7 +118,7 @@ def forget(
 
 
 def _rows(alias: str | None, database: str) -> CompletedRuns:
-    """The rows of the alias that was named, or else of all."""
+    """The rows of the named alias, or else of all."""
     try:
         fencing.check_database(database, "--database")
     except ValueError as error:

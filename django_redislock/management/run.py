@@ -1,4 +1,4 @@
-"""``manage.py locks run``: any command under a lock, as a job that has records."""
+"""``manage.py locks run``: any command under a lock, as a job with records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def run(
 ) -> int:
     """Run *command* under the lock *name*, or skip it. Returns the exit status."""
     if json:
-        raise CommandError("What COMMAND prints is printed; leave out --json.", returncode=USAGE)
+        raise CommandError(
+            "The output of COMMAND is printed as it is; leave out --json.", returncode=USAGE
+        )
     if problem := cannot_run(command[0]):
         status, why = problem
         return _end(console, status, f"{shlex.quote(command[0])}: {why}")
@@ -79,7 +81,7 @@ def _options(alias: str | None, options: dict[str, Any]) -> JobOptions:
 
 
 def _execute(name: str, command: Sequence[str], grace: float) -> None:
-    """Run *command* to its end, which comes soon if the lease is lost.
+    """Run *command* to its end. If the lease is lost, that comes soon.
 
     Raises:
         LockLost: The lease is lost.

@@ -34,7 +34,7 @@ def show(
     json: bool,
     **options: Any,
 ) -> None:
-    """Show the records of these locks, of all that are chosen, of a job, or of all."""
+    """Show the records of these locks, of all chosen ones, of a job, or of all."""
     if (fail or ping) and no_success_for is None:
         option = "--fail" if fail else "--ping"
         raise CommandError(f"{option} goes with --no-success-for.", returncode=USAGE)
@@ -93,7 +93,7 @@ def _complaint(
     *,
     of_job: bool,
 ) -> str:
-    """What is wrong, as far as the servers have answered; "" if nothing is."""
+    """The complaint, as far as the servers have answered; "" if there is none."""
     if chosen:
         if problems or (known and not found):
             return ""  # A server that did not answer may know of a success.
@@ -120,7 +120,7 @@ def _tell(ping: Ping, wrong: list[str]) -> None:
 def _records(
     names: list[str], alias: str | None, task: str, prefix: str, job: str
 ) -> tuple[list[held.Record], dict[str, str], bool]:
-    """The records of these locks, of a job, or of all that are chosen.
+    """The records of these locks, of a job, or of all chosen ones.
 
     Also the problems by alias, and whether there are more records.
     """
@@ -143,7 +143,7 @@ def _records(
 
 
 def _check_known(no_success_for: float, using: list[str]) -> None:
-    """Refuse to judge by records that are not kept for so long."""
+    """Refuse a time for which records are not kept."""
     for alias in using:
         longest = conf.conf(alias).records_for
         if no_success_for > longest:

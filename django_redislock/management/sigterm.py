@@ -28,8 +28,8 @@ def release_on_sigterm() -> Iterator[None]:
                     ...
 
     Python runs signal handlers in the main thread alone: in another thread this does nothing. A
-    child that is forked within the block dies of SIGTERM on the spot, as it would without this:
-    its parent cleans up.
+    child that is forked within the block dies of SIGTERM on the spot, as it would without this. Its
+    parent cleans up.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

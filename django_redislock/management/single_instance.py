@@ -27,10 +27,10 @@ else:
 
 
 class SkippedCommand(CommandError):
-    """A run was skipped, and skip_exit says that this is an error.
+    """A run was skipped, and by skip_exit that is an error.
 
     Attributes:
-        skipped: What a job returns that is skipped.
+        skipped: The result of the skipped job.
     """
 
     def __init__(self, skipped: Skipped, returncode: int) -> None:
@@ -47,15 +47,15 @@ class SingleInstanceMixin(_Base):
         class Command(SingleInstanceMixin, BaseCommand):
             single_instance = {"name": "import:{source}", "ttl": 60}
 
-    A run that is skipped prints one line on standard error, unless verbosity is 0, and exits with
+    A skipped run prints one line on standard error, unless verbosity is 0, and exits with
     ``skip_exit``. SIGTERM ends the body as ``sys.exit(143)`` would, so that the lock is free at
     once. If Redis does not answer, that is a CommandError of one line.
 
     Attributes:
         single_instance: The options of @single_instance, and two more. ``name`` is a format string
             over the options of the command; default: the name of the command. ``skip_exit`` is the
-            exit status of a run that is skipped (0): 0 has call_command() return Skipped, anything
-            else has it raise a CommandError.
+            exit status of a skipped run; default: 0. With 0, call_command() returns Skipped; with
+            another status it raises a CommandError.
     """
 
     single_instance: ClassVar[Mapping[str, Any]] = {}
@@ -96,7 +96,7 @@ class SingleInstanceMixin(_Base):
                 outcome = run.execute(super().execute)
         except (LockLost, LockTimeout, LockUnavailable) as error:
             if error.name not in {run.name, *(limit.name for limit in run.limits)}:
-                raise  # That of another lock, in the body.
+                raise  # The error of another lock, in the body.
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
             raise CommandError(visible(str(error)), returncode=status) from error
         if isinstance(outcome, Skipped):
@@ -110,7 +110,7 @@ class SingleInstanceMixin(_Base):
 
 
 def _taking_options(command: str) -> Callable[..., Any]:
-    """A function that is called as the command is, for its name."""
+    """A function with the arguments of the command, to make the lock's name from."""
 
     def taking_options(*args: Any, **options: Any) -> None: ...
 

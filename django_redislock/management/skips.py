@@ -25,7 +25,7 @@ def line_of(skipped: Skipped) -> str:
 
 @contextmanager
 def no_second_line() -> Iterator[None]:
-    """Keep Python from printing the log of a skip too, in a project that configures no logging."""
+    """Without logging in a project, Python would print the log of a skip too. Prevent that."""
     nowhere = logging.NullHandler()
     logger = logging.getLogger("django_redislock.jobs")
     logger.addHandler(nowhere)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 CUT = "..."  # Marks a cut.
-LEAST_CUT = 12  # Columns that a cut cell has at least; less of it would say nothing.
+LEAST_CUT = 12  # The least columns of a cut cell; fewer would say nothing.
 
 
 def table(
@@ -19,11 +19,11 @@ def table(
 ) -> Iterator[str]:
     """The lines of an aligned table.
 
-    Where it is wider than *columns*, its last cells stand below their row, each with its header,
-    so that nothing is cut.
+    If it is wider than *columns*, its last cells stand below their row, each with its header, so
+    that nothing is cut.
     """
     cells = [[visible(str(cell)) for cell in row] for row in (headers, *rows)]
-    # One long name must not push all else away: if it is wider than the first column, it stands
+    # One long name must not push the rest away. If it is wider than the first column, it stands
     # above its row, on a line of its own.
     names = [width(row[0]) for row in cells]
     most = max(columns // 3, names[0]) if columns else max(names)
@@ -48,9 +48,9 @@ def table(
 def cut_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], columns: int
 ) -> tuple[list[str], Sequence[str]]:
-    """The lines of an aligned table, one for each row, and the headers for which there is no room.
+    """The lines of an aligned table, one for each row, and the headers without room.
 
-    What is cut ends in dots.
+    Cut cells end in dots.
     """
     cells = [[visible(str(cell)) for cell in row] for row in (headers, *rows)]
     fit, widths, room = _fitting(cells, columns, max(columns // 4, width(headers[0])))
@@ -69,7 +69,7 @@ def cut_table(
 
 
 def clipped(text: str, columns: int) -> str:
-    """*text*, or as much of it as fits, with dots in the place of the rest."""
+    """*text*, or as much of it as fits, with dots for the rest."""
     if width(text) <= columns:
         return text
     dots = CUT[:columns]
@@ -97,7 +97,7 @@ def _columns_of(char: str) -> int:
 def _fitting(cells: list[list[str]], columns: int | None, most: int) -> tuple[int, list[int], int]:
     """How many columns of a table fit, how wide all are, and how much room is left.
 
-    The first has *most* at most if there is too little room for all.
+    If there is too little room for all, the first has *most* at most.
     """
     widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
     if columns is None or sum(widths) + 2 * (len(widths) - 1) <= columns:

@@ -1,4 +1,4 @@
-"""Locks, waiters and runs as text: nothing that somebody wrote may move the cursor or hide."""
+"""Locks, waiters and runs as text: no name or owner may move the cursor or hide."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
 
-# A shell takes these as they are, and letters of any language.
+# A shell takes these as they are; letters may be of any language.
 _UNQUOTED = re.compile(r"[\w@%+:,./-][\w@%+=:,./#-]*")
 
 
@@ -65,7 +65,7 @@ def _escaped(char: str) -> str:
 def cells_of(
     locks: Sequence[HeldLock], *, with_alias: bool
 ) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """The headers and rows of a table of locks; where they are kept, if there is a choice."""
+    """The headers and rows of a table of locks; with their servers, if there are several."""
     with_where = any(lock.where for lock in locks)
     more = ("ALIAS",) * with_alias + ("WHERE",) * with_where
     rows = [_row(lock, (lock.alias,) * with_alias + (lock.where,) * with_where) for lock in locks]
@@ -166,13 +166,13 @@ def runs(
     *,
     with_alias: bool = False,
 ) -> Iterator[str]:
-    """The lines of a table of records, and below it what to say of names without a run.
+    """The lines of a table of records, and below it the notes on names without a run.
 
     Args:
-        found: What became of the runs of tasks.
-        columns: Of the terminal; None if it is none.
-        notes: What else is known of a name, by name.
-        similar: Which names may have been meant, by name.
+        found: The records of the runs of tasks.
+        columns: The width of the terminal; None if there is none.
+        notes: By name, a note on it.
+        similar: By name, similar names that may have been meant.
         with_alias: Whether to show the aliases.
     """
     abandoned = any(record.last_abandoned for record in found)  # Of few tasks: no empty column.

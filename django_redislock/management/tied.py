@@ -1,7 +1,7 @@
-"""Becomes another program, which is killed when the process that has started this one is gone.
+"""Becomes another program. When the process that started this one is gone, it is killed.
 
-It is run as a file, by a Python without site-packages: nothing of Python may run between the fork
-and the exec in a process with threads.
+A Python without site-packages runs it as a file: in a process with threads, no Python code may run
+between the fork and the exec.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def command(by_kernel: bool, pipe: int) -> list[str]:
-    """What to start. The program and its arguments are to follow.
+    """The command to start this with. The program and its arguments follow it.
 
     Args:
-        by_kernel: Whether the kernel is to kill the program; else a guard of ours is.
-        pipe: What a guard reads. It ends when we are gone.
+        by_kernel: Whether the kernel kills the program, or else a guard of ours.
+        pipe: A guard reads it. It ends when we are gone.
     """
     how = "kernel" if by_kernel else "guard"
     return [sys.executable, "-I", "-S", __file__, how, str(os.getpid()), str(pipe)]
@@ -38,12 +38,15 @@ def main() -> None:
         _tie(int(parent))
     else:
         _guard(int(pipe))
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would it.
+    for number in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores them, and so would the program.
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(program[0], program)
     except OSError as error:
-        if error.errno == errno.ENOEXEC:  # A script that does not say by what: as shells do it.
+        if error.errno == errno.ENOEXEC:  # A script without a #! line: as shells do it.
             os.execvp("sh", ["sh", _found(program[0]), *program[1:]])
         sys.stderr.write(f"{program[0]}: {error.strerror}\n")
         sys.exit(NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE)
@@ -55,7 +58,7 @@ def _tie(parent: int) -> None:
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:  # It was gone before.
+    if os.getppid() != parent:  # The parent was gone before.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -71,7 +74,7 @@ def _guard(pipe: int) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for file in (0, 1, 2):  # Whoever reads what the program writes waits for the end of that.
+    for file in (0, 1, 2):  # A reader of the program's output waits for its end.
         os.dup2(nothing, file)
     if os.read(pipe, 1) != OVER:
         os.kill(program, signal.SIGKILL)

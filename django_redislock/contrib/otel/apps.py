@@ -19,7 +19,7 @@ class OtelConfig(AppConfig):
         _switch_on()
 
 
-@cache  # Tests that change INSTALLED_APPS have it made ready again.
+@cache  # Tests that change INSTALLED_APPS make the app ready again.
 def _switch_on() -> None:
     try:
         from django_redislock.contrib.otel.telemetry import Telemetry

@@ -1,18 +1,18 @@
-"""Names as metrics and spans tell of them: of as many as a program has lines that lock."""
+"""Names of locks as labels of metrics and spans: few, however many names there are."""
 
 from __future__ import annotations
 
 from django_redislock.rules.names import Written
 
-# Of so many names that the code made itself they tell by name, as by f-strings. Names and templates
-# at decorators are as many as there are decorators: their bound is for those made in a loop.
+# So many names that the code made itself, as by f-strings, are labels. There are only as many names
+# and templates at decorators as decorators: their bound is for those made in a loop.
 MOST_NAMES = 200
 MOST_WRITTEN = 2000
-OTHER = "other"  # All others.
+OTHER = "other"  # The label of all others.
 
 
 class Bounded(dict[str, str]):
-    """By name, its label: the first *most* names have their own."""
+    """By name, its label. The first *most* names have one of their own."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Bounded(dict[str, str]):
 
 
 class Labels:
-    """By template, the label of a lock. Neither kind of names takes the room of the other."""
+    """By template, the label of a lock. Each kind of names has room of its own."""
 
     def __init__(self) -> None:
         self._bare = Bounded(MOST_NAMES)

@@ -1,4 +1,4 @@
-"""The instruments, and the attributes of what they measure; docs/monitoring.md has a table."""
+"""The instruments and their attributes; docs/monitoring.md has a table."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ HELD_BUCKETS = (
     *(10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
 )
 
-# A context without a span. The SDK takes an empty one for none, and would look at the current one,
-# which is that of whoever catches up.
+# A context without a span. The SDK takes an empty one for none, and would look at the current one:
+# that of the thread that catches up.
 NOWHERE = set_value(create_key("redislock"), True, Context())
 
 _HELD = {outcome: {"outcome": outcome} for outcome in ("success", "failure", "lost")}
 
 
 class _AcquireAttributes(dict[tuple[str, str, str], dict[str, str]]):
-    """Those of an acquire by label, alias and outcome, made once."""
+    """The attributes of an acquire by label, alias and outcome, made once."""
 
     def __missing__(self, key: tuple[str, str, str]) -> dict[str, str]:
         name, alias, outcome = key
@@ -44,7 +44,7 @@ class _AcquireAttributes(dict[tuple[str, str, str], dict[str, str]]):
 
 
 class Metrics:
-    """What is measured of locks and runs; durations are seconds."""
+    """The metrics of locks and runs; durations are seconds."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = get_meter("django_redislock", meter_provider=provider)
@@ -61,12 +61,12 @@ class Metrics:
             explicit_bucket_boundaries_advisory=HELD_BUCKETS,
         )
         self._lost = meter.create_counter(
-            "redislock.lost", "{lease}", "Leases that ended while they were relied on."
+            "redislock.lost", "{lease}", "Leases that ended while their owner relied on them."
         )
         self._endangered = meter.create_counter(
             "redislock.endangered",
             "{lease}",
-            "Leases of which renewals were unanswered until half of the ttl was gone.",
+            "Leases whose renewals were unanswered until half of the ttl was gone.",
         )
         self._runs = meter.create_counter("redislock.runs", "{run}", "Runs of jobs.")
         self._unavailable = meter.create_counter(
@@ -93,7 +93,7 @@ class Metrics:
         self._jobs = Bounded(MOST_WRITTEN)
 
     def asked(self, seconds: float, label: str, alias: str, outcome: str, context: Context) -> None:
-        """An acquire is over. Its exemplar is of the span in that context, if any."""
+        """An acquire is over. Its exemplar is the span of *context*, if there is one."""
         attributes = self._of_acquire[label, alias, outcome]
         self._acquire_duration.record(seconds, attributes, context or NOWHERE)
 
@@ -121,7 +121,7 @@ class Metrics:
 # --- counted when metrics are collected ---------------------------------------------------------
 
 
-# Callbacks are called before the rest is collected, so what was put off is in it.
+# Callbacks are called before the rest is collected, so that includes the work put off.
 
 
 def _waiters(_: CallbackOptions) -> Iterable[Observation]:

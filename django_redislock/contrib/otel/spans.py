@@ -29,7 +29,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class _Nested(threading.local):
-    """What a thread was told while the SDK was at work."""
+    """Calls that a thread put off while the SDK was at work."""
 
     def __init__(self) -> None:
         self.is_at_work = False
@@ -42,10 +42,10 @@ _nested = _Nested()
 def _one_at_a_time(
     tell: Callable[Concatenate[Spans, Told], None],
 ) -> Callable[Concatenate[Spans, Told], None]:
-    """Put off what is told while the SDK is at work in the same thread.
+    """Put a call off while the SDK is at work in the same thread.
 
-    A signal handler or a destructor that uses a lock may interrupt the SDK while it has a mutex,
-    and would wait for that mutex for ever.
+    A signal handler or a destructor that uses a lock may interrupt the SDK while that has a mutex.
+    The handler would wait for the mutex for ever.
     """
 
     def told(self: Spans, /, *args: Told.args, **named: Told.kwargs) -> None:
@@ -80,7 +80,7 @@ class Spans:
         return get_current_span().is_recording()
 
     def traceparent(self) -> str:
-        """That of the span that the caller is in; "" if nobody will see that."""
+        """The traceparent of the caller's span; "" if nobody will see the span."""
         if not (current := get_current()):  # Most often: there is no span at all.
             return ""
         span = get_current_span(current)
@@ -102,7 +102,7 @@ class Spans:
         blocked_by: Owner | None = None,
         error: str = "",
     ) -> None:
-        """A wait is over. Its span links to that of the owner who had the lock."""
+        """A wait is over. Its span links to the span of the owner that had the lock."""
         links = []
         attributes = {**_of_lock(label, name, alias), "redislock.outcome": outcome}
         if blocked_by is not None:
@@ -131,7 +131,7 @@ class Spans:
 
     @_one_at_a_time
     def is_endangered(self, lease: Lease, left: float) -> None:
-        """Its renewals are unanswered."""
+        """The renewals of a lease are unanswered."""
         if (span := self.holds.get(lease)) is not None:
             span.add_event("redislock.endangered", {"redislock.left": left})
 
@@ -157,7 +157,7 @@ def _of_lock(label: str, name: str, alias: str) -> dict[str, AttributeValue]:
 
 @lru_cache(maxsize=64)
 def _server(address: str) -> dict[str, AttributeValue]:
-    """Where a lock is kept, if that is one place: a socket, or a host and a port."""
+    """The server of a lock, if there is one: a socket, or a host and a port."""
     if not address or ", " in address:
         return {}
     host, colon, port = address.rpartition(":")

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """One receiver for each signal, since each costs an acquire about as much as what it does.
+    """One receiver for each signal: a call costs an acquire about as much as the receiver's work.
 
-    None blocks, so an event loop calls them itself. Metrics are recorded later, while a server
-    works on the next command: that takes the SDK longer than all the rest of an acquire. Spans
-    begin and end at once. What signals do not tell, such as how many leases are held now, is
-    counted when metrics are collected.
+    None blocks, so an event loop calls them itself. Recording a metric takes the SDK longer than
+    the rest of an acquire. So it is done later, while a server works on the next command. Spans
+    begin and end at once. Numbers that signals do not tell, such as how many leases are held now,
+    are counted when metrics are collected.
 
     Args:
-        meter_provider: Where metrics go; None: to the one that the program sets, also later.
-        tracer_provider: The same of spans.
+        meter_provider: Gets the metrics; None: the one that the program sets, also later.
+        tracer_provider: The same for spans.
     """
 
     def __init__(

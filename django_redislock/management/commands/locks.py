@@ -1,4 +1,4 @@
-"""See who holds what, free it safely, and ask whether the server is fit: docs/locks-command.md."""
+"""See holders of locks, free locks safely, examine the server: docs/locks-command.md."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Command(BaseCommand):
     """``manage.py locks list | show | runs | run | release | clean | doctor | metrics``..."""
 
     help = (
-        "See who holds which locks and what became of the runs of jobs, run a command under a lock,"
-        " release locks by force, hold them back, and examine the server that keeps them."
+        "See the holders of locks and what became of the runs of jobs, run a command under a lock,"
+        " release locks by force, hold locks, and examine their server."
     )
-    requires_system_checks = ()  # It must help also when something is wrong.
+    requires_system_checks = ()  # It must help also if something is wrong.
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments of the acts, see arguments.py."""
@@ -74,7 +74,7 @@ class Command(BaseCommand):
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Nobody reads on. Without this Python would complain once more at its exit.
+            # The reader is gone. Without this, Python would complain once more at its exit.
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             sys.exit(FOUND)
@@ -320,7 +320,7 @@ class Command(BaseCommand):
     # --- force release ----------------------------------------------------------------------------
 
     def _force_release(self, leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
-        """End these leases by force; say of each whether it was there to end."""
+        """End these leases by force. Returns of each whether it was there to end."""
         released: list[bool] = []
         by = operator()
         try:
@@ -344,7 +344,7 @@ class Command(BaseCommand):
 
 
 def _why_not_released(name: str, using: str) -> str:
-    """Why it was not released. If nobody holds it, another permit is meant, or it is misspelt."""
+    """Why it was not released. If nobody holds it, also the names that may have been meant."""
     why = held.why_not_released(name, using=using)
     if held.get(name, using=using) is None:
         others = [pasteable(lock.name) for lock in held.detail(name, using=using).others]
@@ -354,7 +354,7 @@ def _why_not_released(name: str, using: str) -> str:
 
 
 def _with_id(lease: str, alias: str | None) -> held.HeldLock:
-    """The held lock with this lease, of all aliases unless one is named."""
+    """The held lock with this lease, in the named alias or else in all."""
     problems: list[str] = []
     bounded = False
     for using in aliases.named(alias):
