@@ -1,4 +1,4 @@
-"""Where settings lead: what redis-py makes of addresses and options. Nobody is dialed."""
+"""Where settings lead: how redis-py reads addresses and options. Nothing is dialed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_sentinels(conf: Conf) -> list[dict[str, Any]]:
 
 
 def parsed(location: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What redis-py makes of a URL, or of several; as there, a URL wins over the options.
+    """One URL, or several, as redis-py reads it; a URL wins over the options.
 
     Anything that is not a URL (None from an unset variable) is skipped.
     """

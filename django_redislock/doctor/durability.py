@@ -26,7 +26,7 @@ def persistence(server: Server) -> Iterator[Finding]:
             "persistence",
             "fail",
             f"the last write to disk failed ({', '.join(failed)}); the server may refuse writes",
-            "Look into the server's log, and at its disk.",
+            "Look at the server's log, and at its disk.",
             id="E026",
         )
     elif info.get("aof_enabled") == "1":
@@ -54,7 +54,7 @@ def persistence(server: Server) -> Iterator[Finding]:
 
 
 def _last_second(server: Server) -> Finding:
-    """Whether a server that restarts knows its last grants, and so will not vote against them."""
+    """Whether a restarted server knows its last grants, and so will not vote against them."""
     reply = server.run("CONFIG", "GET", "appendfsync")
     if isinstance(reply, ReplyError):
         return Finding(
@@ -95,12 +95,12 @@ def replication(server: Server) -> Iterator[Finding]:
             id="E027",
         )
     elif backend.supports_majority:
-        yield Finding("replication", "ok", "a majority is what counts, and no replica")
+        yield Finding("replication", "ok", "a majority decides, and replicas do not count")
     elif not replicas and backend.supports_failover:
         yield Finding(
             "replication",
             "warn",
-            "no replicas, so there is nobody to take over",
+            "no replicas, so no server can take over",
             "Connect replicas to the master.",
             id="W027",
         )

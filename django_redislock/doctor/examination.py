@@ -69,7 +69,7 @@ def examine(using: str) -> Iterator[Finding]:
 
 
 def _examine(servers: list[Server]) -> Iterator[Finding]:
-    """Examine the servers of one backend. One that ceases to answer is examined no further."""
+    """Examine the servers of one backend. If one ceases to answer, it is examined no further."""
     answering = list(servers)
     for topic in _TOPICS:
         found: list[tuple[Server, Finding]] = []

@@ -1,4 +1,4 @@
-"""What the keys under the prefix say: locks that do not end, limits that differ, the index."""
+"""Examines the keys under the prefix: locks that do not end, limits that differ, the index."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from django_redislock.doctor.server import Server
     from django_redislock.held import HeldLock
 
-MOST_KEYS = 20_000  # That are looked at.
+MOST_KEYS = 20_000  # Keys, at most, that are looked at.
 SCANNED_AT_ONCE = 1_000
 MOST_NAMED = 5
-MOST_QUEUES = 100  # In which the limits of those who wait are looked at.
+MOST_QUEUES = 100  # Queues, at most, in which the limits of waiters are looked at.
 
 
 def keyspace(server: Server) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def keyspace(server: Server) -> Iterator[Finding]:
     cursor, scanned = b"0", 0
     odd: list[HeldLock] = []
     newer: list[str] = []
-    limits: dict[str, set[int]] = {}  # By name, those by which it is held.
+    limits: dict[str, set[int]] = {}  # By name, the limits of its holders and waiters.
     waited_for: set[str] = set()
     endless: list[str] = []
     unlisted = 0
@@ -53,7 +53,7 @@ def keyspace(server: Server) -> Iterator[Finding]:
                 limits.setdefault(lock.key.name, set()).add(lock.owner.limit)
             if lock.waiters:
                 waited_for.add(lock.key.name)
-        # An odd lock is told as such alone: one that is not ours need not be in the index.
+        # An odd lock is reported only as odd: one that is not ours need not be in the index.
         unlisted += len(_unlisted(server, permits) - {lock.key for lock in odd_here})
         endless += _endless(server, [key for key in keys if key not in permits])
         if cursor == b"0" or scanned >= MOST_KEYS:
@@ -74,7 +74,7 @@ def keyspace(server: Server) -> Iterator[Finding]:
 def _permit(prefix: str, key: bytes) -> Permit | None:
     """The lock, or the permit, with this key; None if it is another key."""
     found = permit_of(prefix, key.decode(errors="replace"))
-    # A key may only look like ours: then what it stands for has another one.
+    # A key may only look like ours: then the lock that it seems to stand for has another key.
     return Permit(*found) if found and lock_keys(prefix, *found).lock.encode() == key else None
 
 
@@ -83,7 +83,7 @@ def _is_odd(lock: HeldLock) -> bool:
 
 
 def _unlisted(server: Server, permits: Mapping[bytes, Permit]) -> set[Permit]:
-    """Those of the locks with these keys that are not in the index."""
+    """The locks with these keys that are not in the index."""
     prefix = server.backend.prefix
     scores = server.run_all(
         [("ZSCORE", lock_keys(prefix, one.name).held, key) for key, one in permits.items()]
@@ -92,14 +92,14 @@ def _unlisted(server: Server, permits: Mapping[bytes, Permit]) -> set[Permit]:
 
 
 def _endless(server: Server, keys: list[bytes]) -> list[str]:
-    """Those of *keys* that have no expiry."""
+    """The keys without an expiry, of *keys*."""
     times = server.run_all([("PTTL", key) for key in keys])
     pairs = zip(keys, times, strict=True)
     return [key.decode(errors="backslashreplace") for key, left in pairs if left == -1]
 
 
 def _locks(odd: list[HeldLock], part: str, alias: str) -> Finding:
-    """What is said of locks that will not become free when they should."""
+    """The finding about locks that will not become free when they should."""
     never = [lock.name for lock in odd if lock.expires_in is None]
     foreign = [lock.name for lock in odd if lock.strange and lock.expires_in is not None]
     late = [lock.name for lock in odd if lock.ends_late]
@@ -109,7 +109,7 @@ def _locks(odd: list[HeldLock], part: str, alias: str) -> Finding:
         f"{counted(len(names), 'lock')} {what}: {_first(names)}"
         for names, what in (
             (never, "will never become free"),
-            (foreign, "held by what is not ours"),
+            (foreign, "held by a value that is not ours"),
             (late, "held beyond the ttl, since the server's clock was set back"),
         )
         if names
@@ -126,7 +126,7 @@ def _locks(odd: list[HeldLock], part: str, alias: str) -> Finding:
 
 
 def _newer(names: list[str], part: str) -> Finding:
-    """What is said of locks whose holder runs a newer version."""
+    """The finding about locks whose holder runs a newer version."""
     verb = "is" if len(names) == 1 else "are"
     return Finding(
         "versions",
@@ -140,7 +140,7 @@ def _newer(names: list[str], part: str) -> Finding:
 
 
 def _limits(differing: Mapping[str, set[int]]) -> Iterator[Finding]:
-    """What is said of names that are used with several limits."""
+    """The finding about names that are used with several limits."""
     if not differing:
         return
     says = [
@@ -164,7 +164,7 @@ def _spelt(limit: int) -> str:
 
 
 def _keys(endless: list[str], part: str) -> Finding:
-    """What is said of other keys that never expire."""
+    """The finding about other keys that never expire."""
     if not endless:
         return Finding("keys", "ok", f"every other key has an expiry{part}")
     never = "never expires" if len(endless) == 1 else "never expire"
@@ -172,13 +172,13 @@ def _keys(endless: list[str], part: str) -> Finding:
         "keys",
         "fail",
         f"{counted(len(endless), 'key')} {never}{part}: {_first(endless)}",
-        "Nothing of ours does that: find out who wrote that, then delete it.",
+        "No key of ours does that: find out which program wrote it, then delete it.",
         id="E029",
     )
 
 
 def _index(unlisted: int, part: str) -> Finding:
-    """What is said of held locks that lists do not show."""
+    """The finding about held locks that lists do not show."""
     if not unlisted:
         return Finding("index", "ok", f"every held lock is in the index{part}")
     verb, them = ("is", "it") if unlisted == 1 else ("are", "them")
@@ -193,6 +193,6 @@ def _index(unlisted: int, part: str) -> Finding:
 
 
 def _first(names: list[str]) -> str:
-    """The first of many."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(map(repr, names[:MOST_NAMED])) + more

@@ -1,4 +1,4 @@
-"""What the servers of an alias have in use, as numbers for those who watch them."""
+"""The memory that the servers of an alias use, as numbers for monitoring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_redislock.exceptions import LockUnavailable
 
 
 class Load(NamedTuple):
-    """Of one server."""
+    """The load of one server."""
 
     place: str  # Its address.
     answers: bool
@@ -20,11 +20,11 @@ class Load(NamedTuple):
 
 
 def loads(using: str) -> list[Load]:
-    """The load of each server of an alias; of none if locks are kept in memory.
+    """The load of each server of an alias; empty if locks are kept in memory.
 
     Raises:
         ImproperlyConfigured: Something about the alias is wrong.
-        LockUnavailable: No node of a cluster answers, so nobody knows which there are.
+        LockUnavailable: No node of a cluster answers, so its nodes are unknown.
     """
     backend = backends[using]
     with backend.servers() as by_place:

@@ -28,16 +28,16 @@ def examine_admin() -> Iterator[Finding]:
         yield Finding(
             "permissions",
             "warn",
-            f"the database does not tell whether those of the admin's page are there: {error}",
+            f"the database does not tell whether the admin's page has its permissions: {error}",
             "Run manage.py migrate, or check DATABASES.",
         )
         return
     if found:
-        yield Finding("permissions", "ok", "those of the admin's page are there")
+        yield Finding("permissions", "ok", "the admin's page has its permissions")
     else:
         yield Finding(
             "permissions",
             "warn",
-            "those of the admin's page are not there, so only superusers see it",
+            "the admin's page lacks its permissions, so only superusers see it",
             "Run manage.py migrate.",
         )

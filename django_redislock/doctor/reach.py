@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from django_redislock.doctor.server import Server
 
 SLOW_ROUND_TRIP = 0.01  # Seconds.
-ROUND_TRIPS = 2  # That the time for one operation must be enough for.
+ROUND_TRIPS = 2  # The time for one operation must be enough for so many.
 
 
 def distance(server: Server) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _shortest_ttl(backend: Backend, round_trip: float) -> float:
 
 
 def no_answer(using: str, error: LockUnavailable) -> Finding:
-    """What is wrong with a server that does not answer, or is of no use."""
+    """The finding about a server that does not answer, or is of no use."""
     problem = error.__cause__ or error
     cause, says = problem.__cause__ or problem, described(problem)
     if isinstance(cause, TooOld):

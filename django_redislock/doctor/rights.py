@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 PROBE = "django_redislock.doctor"  # A lock that is taken and released to see whether it works.
 
-# What a connection needs before and beside the scripts.
+# Commands that a connection needs before and beside the scripts.
 _CONNECTION = "auth eval evalsha hello info ping publish select subscribe"
 # For listings: `manage.py locks`, the admin.
 _LISTINGS = "zcount zrange"
-# Of those and of what scripts call: used on a cluster only, and never used there.
+# Of those, and of the commands that scripts call: used on clusters only, and never used there.
 _ON_CLUSTERS = {"asking", "cluster|slots", "spublish", "ssubscribe"}
 _NOT_ON_CLUSTERS = {"publish", "select", "subscribe"}
 
@@ -51,7 +51,7 @@ def rights(server: Server) -> Iterator[Finding]:
         yield Finding(
             "scripting",
             "warn",
-            "scripts are forbidden: waiters poll, nobody is served in turn, operations take more"
+            "scripts are forbidden: waiters poll and are not served in turn, operations take more"
             " round trips; tasks, lists and force release are unavailable",
             "Allow +eval and +evalsha.",
             id="W024",
@@ -68,7 +68,7 @@ def take_and_release(name: str, using: str) -> Finding:
             return Finding("rights", "warn", problem, "Run it again.")
         lock.release()
     except LockError as error:
-        advice = "Let the user of the locks do all that they need."
+        advice = "Give the user of the locks all rights that they need."
         return Finding("rights", "fail", f"a lock cannot be taken: {error}", advice, id="E023")
     return Finding("rights", "ok", "a lock was taken and released")
 
@@ -90,5 +90,5 @@ def called_by_scripts() -> set[str]:
     """The commands that scripts call, in lower case."""
     every = [one for one in vars(scripts).values() if isinstance(one, scripts.Script)]
     source = b"".join(script.source for script in every)
-    # By its name, or by that of a table, as in _sight.lua.
+    # In a call, or in a table, as in _sight.lua.
     return {name.decode().lower() for name in re.findall(rb"(?:call\(|= )'([A-Z]+)'", source)}

@@ -34,7 +34,7 @@ class Server:
 
     @cached_property
     def info(self) -> dict[str, str]:
-        """Its INFO; empty if it does not allow us to ask."""
+        """Its INFO; empty if it forbids the question."""
         reply = self.run("INFO")
         if isinstance(reply, ReplyError):
             return {}
@@ -55,7 +55,7 @@ class Server:
         return self._connected.commands(*commands) if commands else []
 
     def own_name(self, name: str) -> str:
-        """*name*, or one that begins so: the name of a lock that this server keeps."""
+        """A lock name that this server keeps: *name*, or one that begins with it."""
         names = (f"{name}-{number}" if number else name for number in count())
         return next(one for one in names if self.backend.keeps(self._connected, one))
 
@@ -105,7 +105,7 @@ def clock(server: Server) -> Iterator[Finding]:
     reply = server.run("TIME")
     after = time.time()
     if isinstance(reply, ReplyError):
-        return  # Then no lock works either, which rights() has said.
+        return  # Then no lock works either, and rights() has said so.
     seconds, microseconds = map(int, reply)
     difference = seconds + microseconds / 1_000_000 - (before + after) / 2
     if abs(difference) < CLOCK_DIFFERENCE:

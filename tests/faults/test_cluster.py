@@ -895,7 +895,7 @@ def test_the_doctor_judges_each_node_of_a_cluster(
     ]
     assert found("replication") == [
         ("warn", f"{first}: 1 replica; a failover may forget the last grants"),
-        ("warn", f"{second}, {third}: no replicas, so there is nobody to take over"),
+        ("warn", f"{second}, {third}: no replicas, so no server can take over"),
     ]
     with distributed_lock("lottery", ttl=60):
         assert found("index") == [("ok", "all servers: every held lock is in the index")]

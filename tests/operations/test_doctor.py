@@ -287,7 +287,7 @@ def test_locks_that_will_never_become_free_are_named(locks: Locks) -> None:
         finding = findings()["locks"]
         assert finding.level == "fail"
         assert finding.says.startswith("2 locks will never become free: ")
-        assert "1 lock held by what is not ours: 'passing'" in finding.says
+        assert "1 lock held by a value that is not ours: 'passing'" in finding.says
         assert "'lottery'" in finding.says
         assert "'a list'" in finding.says
         assert "manage.py locks release NAME shows" in finding.advice
@@ -667,7 +667,7 @@ def test_sentinels_that_are_silent_or_could_not_agree_are_found(
     comes("sentinels", "fail", "NOQUORUM")
     for replica in watched.replicas:
         watched.client(replica).replicaof("NO", "ONE")
-    comes("replication", "warn", "nobody to take over")
+    comes("replication", "warn", "no server can take over")
 
 
 @pytest.mark.slow

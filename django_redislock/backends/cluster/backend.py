@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from django_redislock.rules.replies import LookReply
     from django_redislock.rules.steps import Outcome
 
-FIRST_PAGE = 32  # Names that are asked of each bucket at least.
+FIRST_PAGE = 32  # Names, at least, that each bucket is asked for.
 
 
 class ClusterBackend(Backend):
     """Locks on the nodes of a Redis (7.0 or newer) or Valkey cluster; each keeps some of them.
 
-    LOCATION is the address of a node, or a list of several, of which one that is alive names all
+    LOCATION is the address of a node, or a list of several. One node that is alive names all
     others. OPTIONS are those of RedisBackend, for all nodes; ``max_connections`` is for each.
     """
 
@@ -85,7 +85,7 @@ class ClusterBackend(Backend):
         super().__init__(conf)
 
     def _add(self, url: str, of_url: str) -> None:
-        """Take one of LOCATION.
+        """Take one URL of LOCATION.
 
         Raises:
             ImproperlyConfigured: Names the setting and says what to do.
@@ -160,12 +160,12 @@ class ClusterBackend(Backend):
             self._learn_from(form)
 
     def _learn_from(self, form: Form) -> None:
-        # In a forked child: to ask the other nodes is the parent's business.
+        # In a forked child do nothing: the parent asks the other nodes.
         if form.trouble is not None and form.made_in is process.current:
             self.slots.judge(form.server, form, form.trouble)
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """See Backend.call_many(). All nodes are asked at the same time; none fails the others."""
+        """See Backend.call_many(). All nodes are asked at once; if one fails, the others do not."""
         outcomes: dict[int, Outcome] = {}
         left = list(range(len(calls)))
         for _ in range(2):  # Calls that are redirected are made once more.
@@ -237,9 +237,9 @@ class ClusterBackend(Backend):
     # --- looking --------------------------------------------------------------------------------
 
     def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
-        # A part of one index, put together from those of all buckets.
+        # The indexes of all buckets are merged into one, and a part of it is returned.
         end = offset + limit
-        # More than its share is asked of each, so that hardly one has to be asked again.
+        # Each bucket is asked for more than its share, so hardly one has to be asked again.
         part = 2 * end // BUCKETS + FIRST_PAGE
 
         def page(bucket: int, start: int) -> Call:
@@ -278,7 +278,7 @@ class ClusterBackend(Backend):
 
 
 def _moved(url: str, address: str) -> str:
-    """A URL that leads to another address, and is the same in all else."""
+    """The same URL with another address."""
     parts = urlsplit(url)
     user, at, _ = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"{user}{at}{address}", path="").geturl()
@@ -289,7 +289,7 @@ def _score(entry: tuple[bytes, bytes]) -> float:
 
 
 def _names_in_buckets() -> list[str]:
-    """For each bucket a name that is in it: an index has none of its own to be asked for by."""
+    """For each bucket a name that is in it. Calls about its index go by that name."""
     found: dict[int, str] = {}
     for number in count():
         found.setdefault(bucket_of(str(number)), str(number))

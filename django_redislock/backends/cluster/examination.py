@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def coverage(said: Mapping[str, SlotMap | Exception], nodes: int) -> Finding:
-    """Whether all slots are kept, by what each node in LOCATION says of *nodes* that keep some."""
+    """Whether all slots are kept, as the nodes in LOCATION have *said*; *nodes* keep some."""
     answers = [one for one in said.values() if not isinstance(one, Exception)]
     wrong = {place: one for place, one in said.items() if isinstance(one, Exception)}
     kept = max((slot_map.owned for slot_map in answers), default=0)

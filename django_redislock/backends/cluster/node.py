@@ -54,11 +54,11 @@ class Node(Server):
         """Dial nobody yet.
 
         Args:
-            backend: Whose locks they are.
-            address: Where it is, as in a URL.
-            dialer: How to come to a connection.
+            backend: The backend of the locks.
+            address: Where the node is, as in a URL.
+            dialer: Makes the connections.
             most_connections: See Server.
-            judge: Is told the outcome of each renewal.
+            judge: Called with the outcome of each renewal.
         """
         super().__init__(backend, dialer, most_connections)
         self.address = address
@@ -70,7 +70,7 @@ class Node(Server):
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         outcomes = self._in_its_words(super().renew_many(calls))
         for call, outcome in zip(calls, outcomes, strict=True):
-            # If the slot of a lease has moved, the lease goes over to another node's watchdog.
+            # If the slot of a lease has moved, another node's watchdog takes the lease over.
             self._judge(self, call, outcome)
         return outcomes
 
@@ -78,7 +78,7 @@ class Node(Server):
         return self._in_its_words(super().call_many(calls))
 
     def _in_its_words(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Let redirections quote the node; on a server of its own they mean the wrong backend."""
+        """Make redirections quote the node, without the advice to use ClusterBackend."""
         for outcome in outcomes:
             if isinstance(outcome, Refused) and self.redirection(outcome):
                 outcome.problem = str(outcome.__cause__)
@@ -101,13 +101,13 @@ class Node(Server):
             return trouble_of(error, started, was_sent=was_sent)
 
     def redirection(self, outcome: Outcome) -> Redirection | None:
-        """The node that an answer of this one names in its place; None if it names none."""
+        """The node that an answer of this node names in its place; None if it names none."""
         error = outcome.__cause__ if isinstance(outcome, Refused) else None
         if not (isinstance(error, ReplyError) and error.code in {"ASK", "MOVED"}):
             return None
         place = str(error).split()[-1]
         host, _, port = place.rpartition(":")
-        if not host:  # The same as this one's.
+        if not host:  # The host of this node.
             host = self.address.rpartition(":")[0].strip("[]")
         return Redirection(humanize.address(host, int(port)), error.code == "ASK")
 
@@ -128,12 +128,12 @@ def check_node(hello: Any) -> None:
 
 
 def is_lost(outcome: Outcome) -> bool:
-    """Whether a node may own its slots no longer: it did not answer, or says so."""
+    """Whether a node may no longer own its slots: it did not answer, or says so."""
     if isinstance(outcome, Answer):
         return False
     cause = outcome.__cause__
     if isinstance(outcome, Refused):
-        # If it refuses already when it is dialed, another server may have its address now.
+        # If it refuses the dial itself, another server may have its address now.
         return cause is not None and not isinstance(cause, ReplyError)
     if isinstance(cause, ReplyError):
         return cause.code not in _HOLDS_ON

@@ -1,8 +1,7 @@
 """Performs the steps of one flow on the owner node of its lock: see rules.steps.Performer.
 
-Any other node does nothing, and names the owner node. That one is then asked within the time of the
-same step. All other answers while slots are on their way are for the flow, which tries again with
-the same token.
+Any other node does nothing, and names the owner node, which is then asked within the time of the
+same step. While slots move, the flow gets all other answers, and tries again with the same token.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _OfNode(ABC):
         self._session = session
 
     def close(self) -> None:
-        """Give back what the flow has used of that node."""
+        """Give back what the flow has used of its node."""
         if self._session is not None:
             self._session.close()
 
@@ -83,7 +82,7 @@ class _OfNode(ABC):
     def _call_all(self, calls: Sequence[Call]) -> Waits[list[Outcome]]:
         """Run scripts in one go on each node that keeps some of the locks, one node after another.
 
-        What a node turns away is asked again by itself.
+        A call that a node turns away is repeated alone.
         """
         started = clock.now()
         outcomes: dict[int, Outcome] = {}
@@ -108,7 +107,7 @@ class _OfNode(ABC):
         return [outcomes[number] for number in range(len(calls))]
 
     def _answered(self, node: Node, step: Call, outcome: Outcome) -> Answer:
-        """The answer of the node that a slot is on its way to."""
+        """The answer of the node to which a slot is on its way."""
         if isinstance(outcome, Answer):
             return outcome
         if self._slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere.
@@ -132,7 +131,7 @@ class _OfNode(ABC):
 
 
 class ClusterSession(_OfNode, drivers.Blocking):
-    """That use, blocking its thread."""
+    """The use of a cluster by a flow that blocks its thread."""
 
     __slots__ = ()
 
@@ -162,7 +161,7 @@ class ClusterSession(_OfNode, drivers.Blocking):
 
 
 class AsyncClusterSession(_OfNode, drivers.Awaiting):
-    """That use, without blocking the event loop."""
+    """The use of a cluster by a flow that does not block the event loop."""
 
     __slots__ = ()
 

@@ -17,13 +17,13 @@ class SlotMap(NamedTuple):
 
     said_by: str  # The address of the node that was asked.
     owner_nodes: dict[int, str]  # The address of the owner node, by bucket.
-    nodes: set[str]  # Addresses of all that it names; replicas know as much as masters.
-    ids: set[bytes]  # Of the same.
+    nodes: set[str]  # Addresses of all nodes that it names; replicas know as much as masters.
+    ids: set[bytes]  # The ids of the same nodes.
     owned: int  # How many slots have an owner node.
 
 
 class _NamedNode(NamedTuple):
-    host: bytes | None  # Empty if it is that of the node that was asked.
+    host: bytes | None  # Empty: the host of the node that was asked.
     port: int
     id: bytes
 

@@ -1,7 +1,7 @@
 """Which node of a cluster owns which locks: its owner node.
 
-redis-py has a map of slots too. But it asks by clients of its own, which retry behind the caller's
-back and know no common time limit (rule R5).
+redis-py has a map of slots, too. But it asks by clients of its own, which retry behind the caller's
+back and have no common time limit (rule R5).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 SOONEST = 0.1  # Seconds from one inquiry to the next.
 
 # Seconds for which a node that was lost, or did not answer, is asked after all others. If another
-# node disagrees with it, that one is believed.
+# node disagrees with it, the other is believed.
 LOST_FOR = 10.0
-# Seconds for which a node whose answer ended no doubt is asked after all others: a master may be
-# away for long, and a cluster may have many nodes.
+# Seconds for which a node is asked after all others because its answer ended no doubt: a master may
+# be away for long, and a cluster may have many nodes.
 NO_NEWS_FOR = 1.0
 
 
 class NoNode(redis_errors.RedisError):
-    """No node says which one owns the slots, and none would if it was asked again."""
+    """No node says which one owns the slots, and asking again would not help."""
 
 
 class DifferentClusters(NotOneCluster):
@@ -56,9 +56,9 @@ class DifferentClusters(NotOneCluster):
 class Slots:
     """Which node owns which bucket of locks, as the nodes have said last.
 
-    They are asked when that is in doubt: by one thread, for all callers meanwhile. A node that is
-    cut off from the others may not know that it has lost its slots. So after a node was lost, a
-    reply that names it is ignored if another node names a new owner.
+    When that is in doubt, one thread asks the nodes, for all callers meanwhile. A node that is cut
+    off from the others may not know that it has lost its slots. So after a node was lost, a reply
+    that names it is ignored if another node names a new owner.
     """
 
     def __init__(
@@ -84,28 +84,28 @@ class Slots:
         self._nodes: dict[str, Node] = {}  # By address.
         self._owner_nodes: dict[int, Node] = {}  # By bucket.
         self._in_doubt = True
-        # When an owner node was lost, by the bucket and its address. Emptied by an answer that
-        # names another node for each of them.
+        # When an owner node was lost, by the bucket and its address. An answer that names another
+        # node for each of them empties this.
         self._doubts: dict[tuple[int, str], float] = {}
-        self._asked_last: dict[str, float] = {}  # Until when a node that was of no help is.
+        self._asked_last: dict[str, float] = {}  # Until when each unhelpful node is asked last.
         self._retired = False
-        # A signal handler may enter it while its own thread is within: every change under it may be
+        # A signal handler may take it while its own thread has it: every change under it may be
         # made twice.
         self._lock = threading.RLock()
         self._inquiry: Future[None] | None = None
         self._asked_at = -SOONEST
-        self._compared = False  # Whether all in LOCATION are known to be of one cluster.
+        self._compared = False  # Whether all nodes in LOCATION are known to be of one cluster.
 
     def owner_node(self, name: str) -> Node | None:
         """The owner node of the lock *name*; None if the nodes are to be asked first."""
         return None if self._in_doubt else self._owner_nodes.get(bucket_of(name))
 
     def last_owner_node(self, name: str) -> Node:
-        """Its owner node when that was known last."""
+        """The last known owner node of the lock *name*."""
         return self._owner_nodes.get(bucket_of(name)) or self._node(self._location[0])
 
     def nodes(self) -> list[Node]:
-        """All of them that are in use."""
+        """All nodes that are in use."""
         return list(self._nodes.values())
 
     def retire(self) -> None:
@@ -123,7 +123,7 @@ class Slots:
         return self.owner_node(name) or self.found(name, await self._asettle(seconds / 2))
 
     def settle(self, seconds: float) -> Exception | None:
-        """Have the nodes asked. Returns what went wrong."""
+        """Have the nodes asked. Returns the error, if any."""
         inquiry = self._inquire()
         return _problem(inquiry, seconds) if inquiry else None
 
@@ -135,7 +135,7 @@ class Slots:
 
     def found(self, name: str, problem: Exception | None) -> Node:
         """The owner node of the lock *name* after an inquiry, or redis-py's exception."""
-        # An inquiry may fail although the node is well: it may be the owner node still.
+        # An inquiry may fail although the node is well: it may still be the owner node.
         node = self._owner_nodes.get(bucket_of(name))
         if node is not None and (problem is None or is_transient(problem)):
             return node
@@ -143,7 +143,7 @@ class Slots:
         raise problem or redis_errors.ConnectionError(f"no node of the cluster keeps slot {slot}")
 
     def slot_maps_of_location(self, seconds: float) -> dict[str, SlotMap | Exception]:
-        """What each node in LOCATION says, or why it says nothing."""
+        """The answer of each node in LOCATION, or why it has none."""
         said: dict[str, SlotMap | Exception] = {}
         for address in self._location:
             try:
@@ -160,18 +160,18 @@ class Slots:
             with self._lock:
                 self._owner_nodes[bucket_of(call.name)] = owner_node
                 self._doubts.pop((bucket_of(call.name), owner_node.address), None)
-                # It is asked first: the node that has got a slot knows most about all of them.
+                # Ask it first: the node that has got a slot knows most about all slots.
                 first = {owner_node.address: self._dialer(owner_node.address)}
                 self._dialers = first | self._dialers
             self._in_doubt = True
         elif is_lost(outcome):
             with self._lock:
                 if all(lost != node.address for _, lost in self._doubts):
-                    self._asked_at = -SOONEST  # The last inquiry did not know of it.
+                    self._asked_at = -SOONEST  # The last inquiry did not know of the loss.
                 self._doubts[bucket_of(call.name), node.address] = clock.now()
                 self._ask_last(node.address, LOST_FOR)
             self._in_doubt = True
-            # Now: if this process only renews its leases, nobody would ask before its next lock.
+            # Ask now: a process that only renews its leases would ask no sooner than for a lock.
             self._inquire()
         return redirection
 
@@ -211,7 +211,7 @@ class Slots:
             ).start()
         except RuntimeError:  # No more threads, or the interpreter is shutting down.
             self._carry_out(inquiry)
-        except BaseException:  # Of a signal handler: maybe nobody asks, and others would wait.
+        except BaseException:  # A signal handler raised it: maybe no thread asks; none may wait.
             self._inquiry = None
             raise
         return inquiry
@@ -230,7 +230,7 @@ class Slots:
             inquiry.set_exception(problem)
 
     def _answers(self) -> list[SlotMap]:
-        """What nodes say, until one ends all doubt. The first time, all in LOCATION are asked."""
+        """The answers of nodes, until one ends all doubt. At first all in LOCATION are asked."""
         started = clock.now()
         with self._lock:
             last = dict(self._asked_last)
@@ -240,7 +240,7 @@ class Slots:
         share = self._patience / max(2, len(asked))
         for address, dialer in asked:
             if answers and last.get(address, 0) > started:
-                break  # It, and each after it, is asked only if no other answers.
+                break  # This node and all after it are asked only if no other answers.
             try:
                 answer = _slot_map_of(address, dialer, share)
             except CLIENT_ERRORS as error:
@@ -262,12 +262,12 @@ class Slots:
         raise kind(f"no node of the cluster answers: {tried}") from next(iter(errors.values()))
 
     def _ask_last(self, address: str, seconds: float) -> None:
-        """Ask a node after all others for so long; called with the lock."""
+        """For so many seconds, ask a node after all others; called with the lock held."""
         until = clock.now() + seconds
         self._asked_last[address] = max(until, self._asked_last.get(address, 0))
 
     def _doubtful(self, answer: SlotMap) -> int:
-        """How many buckets of lost nodes an answer gives no other owner node."""
+        """For how many buckets of lost nodes an answer names no other owner node."""
         return sum(
             answer.owner_nodes.get(bucket, address) == address
             for (bucket, address), lost_at in list(self._doubts.items())
@@ -304,7 +304,7 @@ class Slots:
 
 
 def _slot_map_of(address: str, dialer: Dialer, seconds: float) -> SlotMap:
-    """What the node at *address* says; it names an owner node at least."""
+    """The answer of the node at *address*; it names at least one owner node."""
     with closing(dialer.dial(seconds / 2)) as connection:
         reply = connection.execute(packed("CLUSTER", "SLOTS"), seconds / 2)
     if isinstance(reply, ReplyError):
@@ -315,7 +315,7 @@ def _slot_map_of(address: str, dialer: Dialer, seconds: float) -> SlotMap:
 
 
 def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
-    """What went wrong with it, within so many seconds."""
+    """Why an inquiry has not succeeded within so many seconds; None if it has."""
     try:
         inquiry.result(seconds)
     except TimeoutError:
@@ -326,7 +326,7 @@ def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
 
 
 async def _ended(inquiry: Future[None], seconds: float) -> None:
-    """Return when it has ended or the time is over; it goes on if the task is cancelled."""
+    """Return when the inquiry has ended, or after so many seconds. A cancellation lets it go on."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
 

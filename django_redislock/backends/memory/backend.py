@@ -63,7 +63,7 @@ class InMemoryBackend(Backend):
         self.outages = 0  # While it is not 0, a test pretends that the server does not answer.
         self.clock = lambda: clock.now() + self._ahead
         super().__init__(conf)
-        # The clock of the server that there is not; it only has to grow, so that fences do.
+        # The clock in place of a server's. It has to grow, so that fences grow.
         self._epoch = time.time() - self.clock()
 
     def _start(self) -> None:
@@ -75,7 +75,7 @@ class InMemoryBackend(Backend):
         self.interpreter = self._interpreter_of()
 
     def after_fork(self) -> None:
-        # A thread of the parent may have been in the midst of a script, so it is never closed.
+        # A thread of the parent may have been inside a script, so the interpreter is never closed.
         process.inherited.append(self.interpreter)
         super().after_fork()
 
@@ -132,19 +132,19 @@ class InMemoryBackend(Backend):
     # --- for tests, see testing.LockTestKit ----------------------------------------------------
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once. Leases are renewed as the watchdog would have done."""
+        """Let so many seconds pass at once. Leases are renewed as by the watchdog."""
         left = seconds and seconds + LAST_MS
         while left > 0:
             for lease in self._every_lease():
                 if lease.state.is_unanswered:
-                    self._look_after(lease)  # A renewal without an answer is tried again soon.
+                    self._look_after(lease)  # The watchdog soon repeats an unanswered renewal.
             left -= self.interpreter.alone(partial(self._jump, left))
             for lease in self._every_lease():
                 self._look_after(lease)
         self.wake_waiters()
 
     def _jump(self, most: float) -> float:
-        """Let time pass, but none that a watchdog would not have slept; return how much.
+        """Let time pass, but no more than a watchdog would sleep. Returns how much.
 
         Other threads can take no lock and hand none over meanwhile.
         """
@@ -152,12 +152,12 @@ class InMemoryBackend(Backend):
         renewed = (lease for lease in self._every_lease() if lease.state.auto_renew)
         seconds = min([most, *(lease.ttl / 3 for lease in renewed)])
         self._ahead += seconds
-        # A thread may have read the clock, and not have run its script yet: that runs now.
+        # If a thread has read the clock already, its script runs at the new time, too.
         self.interpreter.perform("TIME", us=self._us)
         return seconds
 
     def _confirm_grants(self) -> None:
-        """Confirm what waiters were handed just now, as they would before time passes."""
+        """Confirm the leases just handed over, as their waiters would before time passes."""
         for key in self.interpreter.every_key():
             lock = permit_of(self.prefix, key.name.decode())
             value = self.interpreter.perform("GET", key.name, us=self._us) if lock else None
@@ -182,7 +182,7 @@ class InMemoryBackend(Backend):
                 pass
         self.note_expiry(lease)
         if state.is_active:
-            # It sleeps until a time that is past by now.
+            # The watchdog sleeps until a time that is past by now.
             self.watchdog.watch(lease)
 
     def wake_waiters(self) -> None:
@@ -286,7 +286,7 @@ class _AsyncSession(drivers.Awaiting):
 
 def _bell(ring: str, id: str, now: float) -> Bell:  # noqa: A002
     words = ring.split()
-    # One for a lease that the flow waited for before says nothing: it is better to look.
+    # A ring for a lease that the flow wanted before says nothing: the flow looks instead.
     return Bell(words if words[1:2] == [id] else [], now)
 
 

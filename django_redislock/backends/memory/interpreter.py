@@ -32,8 +32,8 @@ class Key(NamedTuple):
 class Interpreter:
     """What a server keeps, and the Lua that runs scripts on it; shared by all threads.
 
-    A script is one call that no code of Python interrupts, and nobody waits for a mutex but that
-    which Lua has for the time of such a call.
+    A script is one call, which no Python code interrupts. The only mutex is that of Lua, which Lua
+    holds during such a call.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class Interpreter:
     ) -> tuple[Any, list[bytes]]:
         """Run a script at a time in microseconds.
 
-        Returns what a client reads from a server, and what was published where somebody listens:
+        Returns the reply that a client reads, and the messages on channels with a listener:
         channel, message, channel, message, …
 
         Raises:
-            ReplyError: The script answers an error, or has met one. What it wrote before stays, as
-                on a server.
+            ReplyError: The script answers an error, or has met one. As on a server, its writes
+                before that stay.
         """
         compiled = self._compiled.get(script.sha)
         if compiled is None:
@@ -71,9 +71,9 @@ class Interpreter:
         return self._answered(self._perform, us, (), command)[0]
 
     def alone(self, act: Callable[[], float]) -> float:
-        """Call *act*, which may run scripts; those of other threads wait until it returns.
+        """Call *act*, which may run scripts. Scripts of other threads wait until it returns.
 
-        It must wait for no other thread. Returns what *act* does.
+        *act* must wait for no other thread. Returns its result.
         """
         seconds: float = self._alone(act)  # Lua keeps its mutex while it calls Python.
         return seconds

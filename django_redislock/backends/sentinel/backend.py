@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.dialing import Dialer
     from django_redislock.findings import Finding
 
-# Client options that say where a server is, each with what to write instead.
+# Client options that say where a server is, each with advice.
 _NOT_FOR_SERVERS = dict.fromkeys(
     ("host", "port", "path"), "the sentinels say where the servers are; leave it out"
 )
@@ -38,9 +38,9 @@ class SentinelBackend(RedisBackend):
     """Locks on the master that Redis or Valkey sentinels watch; when it fails, on its successor.
 
     LOCATION is a list of the addresses of the sentinels. OPTIONS are those of RedisBackend, for the
-    servers, and ``service_name`` (what the sentinels call the master), ``sentinel_kwargs``
+    servers, and ``service_name`` (the name that sentinels have for the master), ``sentinel_kwargs``
     (redis-py's connection options for the sentinels) and ``ssl`` (whether servers are reached by
-    TLS; sentinels are, with ``rediss://``).
+    TLS; for sentinels write ``rediss://``).
     """
 
     location_is = "['redis://host-1:26379', 'redis://host-2:26379', 'redis://host-3:26379']"

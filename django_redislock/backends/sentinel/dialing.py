@@ -1,4 +1,4 @@
-"""How connections to the master come to be, and come to an end when it is the master no more."""
+"""Makes connections to the master, and ends them when it is no longer the master."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def check_master(hello: Any) -> None:
 
 
 class MasterDialer:
-    """Makes connections to the master; each time it asks the sentinels which one that is.
+    """Makes connections to the master; each time it asks the sentinels which server that is.
 
-    A server that was the master may not know for seconds that it is no longer, also after a planned
-    failover. So once it is known here, all connections to it are broken off.
+    After a failover, even a planned one, a former master may not know for seconds that it is no
+    longer the master. So once this process knows, it breaks off all connections to it.
     """
 
     def __init__(self, sentinels: Sentinels, dialer_to: Callable[[str], Dialer]) -> None:
@@ -56,7 +56,7 @@ class MasterDialer:
         self._start()
 
     def _start(self) -> None:
-        # Reentrant: a signal handler may enter while its thread is within, and do the same again.
+        # Reentrant: a signal handler may take it while its thread has it, and do the same again.
         self._lock = threading.RLock()
         self._listener: Listener | None = None
         self._master: Master | None = None
@@ -65,7 +65,7 @@ class MasterDialer:
         self._connections: WeakSet[Connection | AsyncConnection] = WeakSet()  # To that master.
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's connections and its listener are not ours."""
+        """In a forked child: begin anew, without the parent's connections and its listener."""
         self.sentinels.after_fork()
         if self._listener is not None:
             self._listener.abandon()
@@ -96,7 +96,7 @@ class MasterDialer:
         return self._admitted(connection, dialer)
 
     def learn(self, master: Master, asked: float) -> Dialer:
-        """Take it that *master* is the master, as was said to a question *asked* at that time.
+        """Take *master* for the master: a sentinel said so to a question *asked* at that time.
 
         Raises:
             redis.ConnectionError: Another master has become known since that question was asked.
@@ -117,14 +117,14 @@ class MasterDialer:
         return dialer
 
     def _admitted(self, connection: AnyConnection, dialer: Dialer) -> AnyConnection:
-        """Note a new connection, or close it if its server is the master no more."""
+        """Note a new connection, or close it if its server is no longer the master."""
         with self._lock:
             is_master = dialer is self._dialer
             if is_master:
                 self._connections.add(connection)
                 if self._listener is None:
                     listener = Listener(self.sentinels, self.learn, self._is_needed)
-                    if listener.start():  # It asks _is_needed() first, and so waits for our lock.
+                    if listener.start():  # It first calls _is_needed(), so it waits for our lock.
                         self._listener = listener
         if not is_master:
             connection.close()
@@ -142,7 +142,7 @@ class MasterDialer:
 
 
 def _check_transient(master: Master, error: redis_errors.RedisError) -> None:
-    """Raise the error with the address, which a timeout does not name, unless it is for good."""
+    """If *error* is transient, raise it with the address, which a timeout does not name."""
     if is_transient(error):
         raise redis_errors.ConnectionError(
             f"{master.address}, which the sentinels call the master: {described(error)}"

@@ -21,7 +21,7 @@ def isolation(replication: Any) -> Finding:
     return Finding(
         "isolation",
         "warn",
-        "a master that is cut off goes on granting to those who reach it, beside its successor",
+        "a master that is cut off goes on granting to clients that reach it, beside its successor",
         "Set min-replicas-to-write 1 and min-replicas-max-lag 10 on all servers; or REPLICAS_ACK.",
         id="W033",
     )

@@ -1,4 +1,4 @@
-"""Hearing of it when another server becomes the master."""
+"""Listens for the news that another server has become the master."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ logger = logs.logger("django_redislock")
 
 
 class Listener:
-    """A thread that listens to one of the sentinels, and to the next if that falls silent.
+    """A thread that listens to one of the sentinels, and to the next if that one falls silent.
 
     A connection may be unused for a long time, or its user may wait for an answer that never comes.
-    Such a user asks no sentinel, and would meet the old master again when that is back.
+    Such a user asks no sentinel. When the old master is back, the user would meet it again.
     """
 
     CHANNEL = "+switch-master"
-    ASK_EVERY = 2.0  # Seconds after which it asks, though it was told nothing.
+    ASK_EVERY = 2.0  # Seconds without news after which it asks.
     PATIENCE = 1.0  # Seconds that a sentinel has for an answer.
 
     def __init__(
@@ -42,8 +42,8 @@ class Listener:
 
         Args:
             sentinels: They tell of a new master.
-            learn: Is told the master, and when it was asked for.
-            is_needed: Whether to go on; asked now and then.
+            learn: Called with the master, and the time of the question.
+            is_needed: Whether to go on; called now and then.
         """
         self._sentinels = sentinels
         self._learn = learn
@@ -51,10 +51,10 @@ class Listener:
         self._connection: Connection | None = None
 
     def start(self) -> bool:
-        """Listen, in a thread of its own, which ends when it is not needed any more.
+        """Listen in a thread of its own, as long as it is needed.
 
         Returns:
-            Whether it runs: there may be no more threads, or the interpreter is shutting down.
+            Whether the thread runs. There may be no more threads, or the interpreter shuts down.
         """
         thread = threading.Thread(target=self._run, name="redislock-sentinel", daemon=True)
         try:
@@ -87,6 +87,6 @@ class Listener:
             asked = time.monotonic()
             master = self._sentinels.master_named_on(connection, self.PATIENCE)
             if not self._sentinels.is_behind(master):
-                with suppress(redis_errors.ConnectionError):  # It became known in another way.
+                with suppress(redis_errors.ConnectionError):  # The process has later news.
                     self._learn(master, asked)
             connection.next_ring(self.ASK_EVERY)

@@ -1,7 +1,7 @@
-"""Sentinels are asked for the master that they watch.
+"""Asks sentinels for the master that they watch.
 
-redis-py's own Sentinel asks by clients that retry behind the caller's back and know no common time
-limit (rule R5), and it trusts the first that answers. So only its connections are used here.
+redis-py's own Sentinel asks by clients that retry behind the caller's back and have no common time
+limit (rule R5). And it trusts the first sentinel that answers. So we use only its connections.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASKED_LAST_FOR = 10.0  # Seconds since a sentinel did not answer.
 
 
 class NoMaster(redis_errors.RedisError):
-    """Sentinels do not name a master, and would not if they were asked again."""
+    """Sentinels do not name a master, and asking again would not help."""
 
 
 class NoSentinel(redis_errors.RedisError):
@@ -77,7 +77,7 @@ class Sentinels:
             dialers: How to reach each of them, by its address.
         """
         self.service = service
-        # Each process asks others first, or the first in LOCATION would have all the work.
+        # In random order: else all processes would ask the first in LOCATION.
         self._dialers = dict(random.sample(list(dialers.items()), len(dialers)))
         self._question = (
             packed("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service),
@@ -95,8 +95,8 @@ class Sentinels:
         """Ask until a majority has answered, each with its share of the time.
 
         Raises:
-            redis.ConnectionError: None has named a master; one may do so later.
-            NoMaster: As above, but none will.
+            redis.ConnectionError: No sentinel has named a master; one may do so later.
+            NoMaster: No sentinel has named a master, and none will.
         """
         inquiry, share = _Inquiry(len(self._dialers)), seconds / len(self._dialers)
         for address, dialer in self._in_turn(inquiry):
@@ -124,16 +124,16 @@ class Sentinels:
         """The master, as the sentinel at the other end of *connection* names it.
 
         Raises:
-            NoMaster: It knows none of that name.
+            NoMaster: The sentinel knows no master of that name.
         """
         return self._read(*connection.execute_all(self._question, seconds))
 
     def is_behind(self, master: Master) -> bool:
-        """Whether a majority has named a later one."""
+        """Whether a majority has named a later master."""
         return master.epoch < self._epoch
 
     def open_connections(self, seconds: float) -> Iterator[Connection]:
-        """A connection to one of them after the other, for as long as it takes one that answers."""
+        """A connection to one sentinel after the other. One that cannot be dialed is skipped."""
         for address, dialer in self._in_turn(None):
             try:
                 connection = dialer.dial(seconds)
@@ -146,7 +146,7 @@ class Sentinels:
     def execute_on_each(
         self, seconds: float, *commands: tuple[str, ...]
     ) -> dict[str, list[Any] | Exception]:
-        """The answers of each of them, by address; an error is returned too."""
+        """The answers of each sentinel, by address; an error is returned, too."""
         said: dict[str, list[Any] | Exception] = {}
         for address, dialer in sorted(self._dialers.items()):
             try:
@@ -158,7 +158,7 @@ class Sentinels:
         return said
 
     def _in_turn(self, inquiry: _Inquiry | None) -> Iterator[tuple[str, Dialer]]:
-        """Sentinels to ask until the *inquiry* is over, those that were silent of late last."""
+        """Sentinels to ask until the *inquiry* is over; the lately silent ones come last."""
         late = time.monotonic() - ASKED_LAST_FOR
         silent = {address for address, when in list(self._unanswered.items()) if when > late}
         for address, dialer in sorted(self._dialers.items(), key=lambda one: one[0] in silent):
@@ -172,7 +172,7 @@ class Sentinels:
         for reply in (address, state):
             if isinstance(reply, ReplyError):
                 raise reply
-        # The address apart: while a failover is under way, only it is the new one.
+        # Take the address from its own reply: during a failover only that reply has the new one.
         return Master(address[0].decode(), int(address[1]), int(state[b"config-epoch"]))
 
     def _note(self, inquiry: _Inquiry, address: str, error: Exception) -> None:
