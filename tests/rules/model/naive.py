@@ -77,7 +77,7 @@ def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
     while True:
         try:
             answer = yield step
-            if isinstance(step, Listen) and answer.words[:1] == ("granted",):
+            if isinstance(step, Listen) and tuple(answer.words[:1]) == ("granted",):
                 deadline = answer.now + flows.CONFIRM_WITHIN
                 flow.close()
                 return Granted(int(answer.words[2]), deadline, answer.now, answer.now + request.ttl)
@@ -135,7 +135,7 @@ ANYBODY_RELEASES = instead(
 )
 
 # Without the end of R2: a resend is told "yours" without restarting the ttl.
-RESENDS_ONLY_CONFIRM = instead("call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late", "-- it may be")
+RESENDS_ONLY_CONFIRM = instead("call('PEXPIRE', LOCK, ttl, 'GT') -- ", "-- ")
 
 # Without the claim time of R14: whoever was rung has the lock for its whole ttl.
 HAND_OVERS_ARE_GRANTS = instead(
