@@ -18,9 +18,10 @@ PORT ?= 8000
 SECONDS ?= 60
 SEED ?= 1
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
-# is to wait: ten processes left two cores idle for two fifths of the time. Twenty need 6 GB. One
-# that has nothing left to do takes over tests from the one that has most.
-JOBS ?= 20
+# is to wait, but some work hard (browsers, type checkers, the site): of twenty processes, the others
+# waited too long for a processor. One that has nothing left to do takes over tests from the one that
+# has most.
+JOBS ?= 12
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = [
     "tests.support.matrix",  # Others import it, and the next one.
+    "tests.support.made_once",
     "tests.support.run_servers",
     "tests.support.backends",
     "tests.support.clusters",

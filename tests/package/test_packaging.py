@@ -12,6 +12,7 @@ import zipfile
 from configparser import ConfigParser
 from email.parser import Parser
 from fnmatch import fnmatch
+from functools import partial
 from importlib.metadata import EntryPoint
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from email.message import Message
     from types import ModuleType
 
+    from tests.support.made_once import MadeOnce
+
 PACKAGE = ROOT / "django_redislock"
 LEFTOVERS = ("__pycache__", "*.orig", "*.rej", "*~")
 
@@ -34,9 +37,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(made_once: MadeOnce) -> Path:
     """Where the source distribution and the wheel made of it are."""
-    return build(tmp_path_factory.mktemp("packaging"), umask=0o022)
+    return made_once("packaging", partial(build, umask=0o022))
 
 
 def build(folder: Path, *, umask: int) -> Path:

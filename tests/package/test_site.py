@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from tests.support.made_once import MadeOnce
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(docs_site.LONGEST)]
 
 DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return docs_site.build(tmp_path_factory.mktemp("docs"))
+def site(made_once: MadeOnce) -> Path:
+    return made_once("docs-site", docs_site.build)
 
 
 def test_a_page_loads_nothing_from_another_site(site: Path) -> None:

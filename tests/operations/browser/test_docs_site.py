@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
+    from tests.support.made_once import MadeOnce
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(docs_site.LONGEST)]
 
 DOCS = ROOT / "docs"
@@ -26,8 +28,8 @@ QUOTED = re.findall(r"^> (.+)$", (DOCS / "troubleshooting.md").read_text(), re.M
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return docs_site.build(tmp_path_factory.mktemp("docs"))
+def site(made_once: MadeOnce) -> Path:
+    return made_once("docs-site", docs_site.build)
 
 
 @pytest.fixture(scope="module")
