@@ -14,7 +14,7 @@ GUARD ?= on
 BACKEND ?= redis
 # Of the site: make demo-admin PORT=8080
 PORT ?= 8000
-# How long servers and clients are broken, and by which order: make jepsen SECONDS=300 SEED=2
+# How long servers and clients are broken, and by which order: make jepsen SECONDS=300 SEED=1-10
 SECONDS ?= 60
 SEED ?= 1
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
@@ -74,7 +74,7 @@ mutants: $(VENV)/test ## Change the code in a thousand places: do tests notice? 
 	@exec nice -n 19 $(BIN)/python -m tests.mutants $(ARGS)
 
 jepsen: $(VENV)/test ## Break servers and clients for a minute per backend: which updates are lost?
-	@exec $(BIN)/python -m tests.jepsen --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+	@exec $(BIN)/python -m tests.jepsen --seconds $(SECONDS) --seeds $(SEED) $(ARGS)
 
 interleavings: $(VENV)/test ## Lead threads through one another: does one forget or disturb another? (SECONDS for each search)
 	@exec $(BIN)/frontrun $(BIN)/python -m tests.interleavings --seconds $(SECONDS) --seed $(SEED) $(ARGS)

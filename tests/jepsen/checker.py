@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Operation:
     """One line of a client's history: it took the lock, and incremented the counters under it.
 
-    All times are seconds by the same clock. The line of an operation whose client was killed is
+    All times are seconds by the same clock. What follows the death of a client that was killed is
     missing.
     """
 
@@ -27,7 +27,7 @@ class Operation:
     fence: int = 0  # Of its lease; 0 if that has none.
     plain: bool = False  # The unguarded counter was incremented.
     fenced: bool = False  # So was the one that is written under the fence.
-    error: str = ""
+    error: str = ""  # The first one.
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,16 @@ def judge(operations: Sequence[Operation], plain: Ledger, fenced: Ledger) -> Ver
         granted=len(granted),
         lost=_lost(plain, sum(one.plain for one in granted)),
         lost_with_fence=_lost(fenced, sum(one.fenced for one in granted)),
-        refused=sum(one.plain and not one.fenced and one.fence > 0 for one in granted),
+        refused=sum(_is_refused(one) for one in granted),
         writes_out_of_order=sum(later <= earlier for earlier, later in pairwise(fenced.fences)),
         grants_out_of_order=_grants_out_of_order(granted),
         longest_gap=max((later - earlier for earlier, later in pairwise(times)), default=0.0),
     )
+
+
+def _is_refused(one: Operation) -> bool:
+    """Without an error, the client was killed between the counters."""
+    return one.plain and not one.fenced and one.fence > 0 and bool(one.error)
 
 
 def _lost(ledger: Ledger, acknowledged: int) -> int:

@@ -64,19 +64,23 @@ class Crew:
 
         wait_until(are_enough, message="clients are at work", every=LOOKS)
 
+    def choose(self, dice: Random) -> int:
+        """The number of one of them."""
+        return dice.choice(sorted(self._clients))
+
     def pause(self, dice: Random) -> None:
         """Have a client stand still between reading and writing."""
-        self._desk.order_pause(self._choose(dice))
+        self._desk.order_pause(self.choose(dice))
 
     def stop(self, dice: Random) -> None:
         """Stop a client wherever it is."""
         with self._lock:
-            os.kill(self._clients[self._choose(dice)].pid, signal.SIGSTOP)
+            os.kill(self._clients[self.choose(dice)].pid, signal.SIGSTOP)
 
     def kill(self, dice: Random) -> None:
         """Kill a client wherever it is, and start another one."""
         with self._lock:
-            self._clients.pop(self._choose(dice)).close()
+            self._clients.pop(self.choose(dice)).close()
         self._add()
 
     def finish(self) -> None:
@@ -110,9 +114,6 @@ class Crew:
         client = self._start(self._started)
         with self._lock:
             self._clients[self._started] = client
-
-    def _choose(self, dice: Random) -> int:
-        return dice.choice(sorted(self._clients))
 
     def _continue_the_late(self) -> None:
         still: dict[int, tuple[int, float]] = {}  # Who stands: writes at that time, and when.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
+
+from tests.jepsen.history import NEMESIS, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
 
     from tests.jepsen.crew import Crew
     from tests.jepsen.places import Place
+    from tests.jepsen.workload import Desk
 
 UNHARMED = 30  # Writes between one harm and the next, so that most clients have had their turn.
 
@@ -21,17 +25,22 @@ class Nemesis:
     Args:
         place: The servers.
         crew: The clients.
+        desk: Where it writes down what it does.
         dice: For the order of what happens.
     """
 
-    def __init__(self, place: Place, crew: Crew, dice: Random) -> None:
+    def __init__(self, place: Place, crew: Crew, desk: Desk, dice: Random) -> None:
         self.done: Counter[str] = Counter()  # How often it did what.
         self._dice = dice
         self._crew = crew
+        self._desk = desk
+        self._place = place
         to_clients: dict[str, Callable[[], None]] = {
             "client paused": lambda: crew.pause(dice),
             "client stopped": lambda: crew.stop(dice),
             "client killed": lambda: crew.kill(dice),
+            "client cut off": self._cut_off,
+            "holder cut off": self._cut_off_holder,
         }
         self._to_clients = self._deal(to_clients)
         self._to_servers = self._deal(place.faults)
@@ -40,9 +49,29 @@ class Nemesis:
         """Do the next harm to a client and to a server; return once work goes on as before."""
         for deal in (self._to_clients, self._to_servers):
             name, act = next(deal)
+            self._note(name)
             act()
+            self._note(name)
             self.done[name] += 1
         self._crew.await_writes(UNHARMED)
+
+    def _cut_off(self) -> None:
+        """Let a client reach no server for a while, whatever it is about."""
+        with self._place.network.cut(f"client {self._crew.choose(self._dice)}"):
+            self._place.a_while()
+
+    def _cut_off_holder(self) -> None:
+        """Let a holder reach no server, until another client has written; then it writes too."""
+        client = self._crew.choose(self._dice)
+        with ExitStack() as cut:
+            with self._desk.detained(client):
+                cut.enter_context(self._place.network.cut(f"client {client}"))
+                self._crew.await_writes(1)
+            self._place.a_while()
+
+    def _note(self, harm: str) -> None:
+        """Write down that it begins or ends."""
+        self._desk.note(Event(NEMESIS, "info", harm.replace(" ", "-")))
 
     def _deal(
         self, acts: dict[str, Callable[[], None]]

@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 import redis
 
+from tests.jepsen.network import HOST, Network
 from tests.jepsen.workload import NAME, TTL
 from tests.support.clusters import Cluster
 from tests.support.proxy import Proxy
@@ -42,6 +44,7 @@ class Place(ABC):
     def __init__(self, dice: Random) -> None:
         self.dice = dice
         self.kind = KIND
+        self.network = Network()  # Which clients must go through.
         self.stack = ExitStack()
 
     @property
@@ -65,6 +68,7 @@ class Place(ABC):
     def __enter__(self) -> Self:
         with ExitStack() as stack:  # It ends what has been started, should the rest not start.
             self.stack = stack
+            stack.enter_context(self.network)
             self.start()
             self.stack = stack.pop_all()
         return self
@@ -74,7 +78,7 @@ class Place(ABC):
 
 
 class Independent(Place):
-    """Servers that know nothing of each other, each behind a network of its own.
+    """Servers that know nothing of each other.
 
     A server that is killed has lost all when it is back.
     """
@@ -96,11 +100,10 @@ class Independent(Place):
 
     def start(self) -> None:
         self._servers = [self.stack.enter_context(Server(self.kind)) for _ in range(self.size)]
-        self._proxies = [self.stack.enter_context(Proxy(server)) for server in self._servers]
 
     @property
     def urls(self) -> list[str]:
-        return [proxy.url for proxy in self._proxies]
+        return [server.url for server in self._servers]
 
     def _kill(self) -> None:
         server = self.dice.choice(self._servers)
@@ -113,10 +116,8 @@ class Independent(Place):
             self.a_while()
 
     def _cut_off(self) -> None:
-        proxy = self.dice.choice(self._proxies)
-        proxy.blackhole()
-        self.a_while()
-        proxy.heal()
+        with self.network.cut(_end(self.dice.choice(self._servers))):
+            self.a_while()
 
 
 class Single(Independent):
@@ -150,6 +151,7 @@ class Replicated(Place):
         return {
             "master killed": self._kill,
             "master stopped": self._stop,
+            "master cut off from clients": self._cut_off,
             "planned failover": self._fail_over,
         }
 
@@ -163,6 +165,15 @@ class Replicated(Place):
 
         May raise redis.ResponseError instead, as long as the failover before is not quite over.
         """
+
+    @property
+    @abstractmethod
+    def master(self) -> Server:
+        """The master now."""
+
+    def _cut_off(self) -> None:
+        with self.network.cut(_end(self.master)):  # The others do not notice, so it stays master.
+            self.a_while()
 
     def _kill(self) -> None:
         with self.failover() as master:
@@ -194,6 +205,10 @@ class Sentinels(Replicated):
     def faults(self) -> dict[str, Callable[[], None]]:
         return {**super().faults, "master cut off and killed": self._kill_alone}
 
+    @property
+    def master(self) -> Server:
+        return self._watched.find_master()  # On a busy machine sentinels may change it, too.
+
     def start(self) -> None:
         self._watched = self.stack.enter_context(Watched(self.kind, down_after=DOWN_AFTER))
         self.setting = self._watched.setting()
@@ -204,7 +219,7 @@ class Sentinels(Replicated):
 
     @contextmanager
     def failover(self) -> Iterator[Server]:
-        former = self._watched.find_master()  # Sentinels on a busy machine may change it, too.
+        former = self.master
         yield former
         master = self._watched.await_failover()
         _run(former)
@@ -244,8 +259,16 @@ class Nodes(Replicated):
     def servers(self) -> list[Server]:
         return self._cluster.servers  # A replica answers for none of its keys.
 
+    @property
+    def faults(self) -> dict[str, Callable[[], None]]:
+        return {**super().faults, "master cut off from nodes": self._cut_off_from_nodes}
+
+    @property
+    def master(self) -> Server:
+        return self._cluster.servers[0]
+
     def start(self) -> None:
-        cluster = Cluster(self.kind, replicas=1, node_timeout=DOWN_AFTER)
+        cluster = Cabled(self.network, self.kind, replicas=1, node_timeout=DOWN_AFTER)
         self._cluster = self.stack.enter_context(cluster)
         assert cluster.owner_node(NAME) is cluster.servers[0], "only this one has a replica"
         self.setting = cluster.setting()
@@ -261,11 +284,50 @@ class Nodes(Replicated):
 
     @contextmanager
     def failover(self) -> Iterator[Server]:
-        former = self._cluster.servers[0]
-        yield former
-        self._cluster.await_failover()
+        former = self.master
+        with ExitStack() as self._until_failover:
+            yield former
+            self._cluster.await_failover()
         _run(former)
         self._cluster.take_back(former)
+
+    def _cut_off_from_nodes(self) -> None:
+        """Clients still reach the former master, and its replica still gets what it is told."""
+        with self.failover() as master:
+            self._until_failover.enter_context(self.network.cut(self._cluster.end(master)))
+
+
+class Cabled(Cluster):
+    """A cluster whose nodes talk to each other through a network.
+
+    Each has an address that its own connections come from. Replicas follow their master directly.
+    """
+
+    def __init__(self, network: Network, *args: Any, **options: Any) -> None:
+        self._network = network
+        self._addresses = (f"127.0.0.{number}" for number in count(11))
+        super().__init__(*args, **options)
+
+    def end(self, server: Server) -> str:
+        """What the network calls a node."""
+        return f"node {server._config['bind-source-addr']}"
+
+    def _make(self) -> Server:
+        server = super()._make()
+        address = next(self._addresses)
+        port = self._network.lead_to(address, lambda: int(server._config["cluster-port"]))
+        server._config |= {
+            "bind-source-addr": address,
+            "protected-mode": "no",  # Else it would refuse an address that is not its own.
+            "cluster-announce-ip": HOST,
+            "cluster-announce-bus-port": port,
+        }
+        return server
+
+
+def _end(server: Server) -> str:
+    """What the network calls a server."""
+    return f"server {server.port}"
 
 
 def _run(server: Server) -> None:

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.jepsen import history
 from tests.jepsen.places import CONTENDERS
 from tests.jepsen.trial import run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_django import DjangoDbBlocker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 
 SECONDS = 3.0
-SEED = 2  # It begins with a client paused and a server killed.
+SEED = 29  # It begins with a holder cut off, and a server or a master killed.
 OURS = [name for name, contender in CONTENDERS.items() if contender.lock == "ours"]
 CONTROLS = [name for name in CONTENDERS if name not in OURS]
 
@@ -26,13 +29,16 @@ CONTROLS = [name for name in CONTENDERS if name not in OURS]
 @pytest.mark.proves("P2", "R9")
 @pytest.mark.parametrize("backend", OURS)
 def test_no_update_is_lost_under_the_fence_while_servers_and_clients_fail(
-    backend: str, django_db_blocker: DjangoDbBlocker
+    backend: str, django_db_blocker: DjangoDbBlocker, tmp_path: Path
 ) -> None:
+    kept = tmp_path / "history.edn"
     with django_db_blocker.unblock():
-        report = run(backend, seconds=SECONDS, seed=SEED)
+        report = run(backend, seconds=SECONDS, seed=SEED, keep=kept)
     print(report)
     assert report.wrong == []
     assert report.verdict.lost > 0, "nobody was too late, so nothing is proven"
+    assert report.verdict.refused > 0, "the holder that was cut off has written"
+    assert history.verdict_on(history.read(kept)) == report.verdict
 
 
 @pytest.mark.parametrize("backend", CONTROLS)

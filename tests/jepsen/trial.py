@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -14,11 +14,12 @@ from django.db import connections, transaction
 
 from django_redislock.rules.keys import IN_BUCKETS, fence_key, index_key, prefix_of, ran_index_key
 from tests.effects.models import Counter, Entry, written
-from tests.jepsen.checker import Ledger, Verdict, judge
+from tests.jepsen import history
+from tests.jepsen.checker import Ledger, Verdict
 from tests.jepsen.crew import Crew
 from tests.jepsen.nemesis import Nemesis
 from tests.jepsen.places import CONTENDERS
-from tests.jepsen.workload import DATABASES, FENCED, NAME, PLAIN, TTL, Desk, clock, work
+from tests.jepsen.workload import DATABASES, NAME, PLAIN, TTL, Desk, clock, work
 from tests.support.databases import described, forget, make_tables, sqlite, use
 from tests.support.processes import Child
 from tests.support.waiting import HUNG
@@ -48,7 +49,14 @@ class Report:
         return [*self.verdict.wrong, *(f"{key!r} never expires" for key in self.immortal)]
 
 
-def run(backend: str, *, seconds: float, seed: int, packages: Sequence[str] = ("",)) -> Report:
+def run(
+    backend: str,
+    *,
+    seconds: float,
+    seed: int,
+    packages: Sequence[str] = ("",),
+    keep: Path | None = None,
+) -> Report:
     """Let clients increment counters while much goes wrong, and judge it.
 
     It takes longer if nobody was too late by then, since that would prove nothing.
@@ -58,35 +66,44 @@ def run(backend: str, *, seconds: float, seed: int, packages: Sequence[str] = ("
         seconds: How long the nemesis is at work.
         seed: What it does, in which order. Not when, which the machine decides.
         packages: What the clients have by turns: see environment_for() in tests/support/nursery.py.
+        keep: Where to keep the history, if anywhere.
     """
     contender = CONTENDERS[backend]
     dice, package = Random(seed), cycle(packages)
     with tempfile.TemporaryDirectory() as folder, _databases(Path(folder)):
         desk = Desk(folder)
-        with contender.place(dice) as place:
-            setting = {
-                "KEY_PREFIX": PREFIX,
-                "TTL": TTL,
-                "WAIT": HUNG,
-                **place.setting,
-                **contender.options,
-            }
+        try:
+            with contender.place(dice) as place:
+                setting = {
+                    "KEY_PREFIX": PREFIX,
+                    "TTL": TTL,
+                    "WAIT": HUNG,
+                    **place.setting,
+                    **contender.options,
+                }
 
-            def start(number: int) -> Child:
-                arguments = (folder, described(*DATABASES), contender.lock, number)
-                how: Any = {"redislock": {"default": setting}, "package": next(package)}
-                return Child(work, *arguments, **how)
+                def start(number: int) -> Child:
+                    databases, port = described(*DATABASES), place.network.port
+                    arguments = (folder, databases, contender.lock, port, number)
+                    how: Any = {"redislock": {"default": setting}, "package": next(package)}
+                    return Child(work, *arguments, **how)
 
-            with Crew(start, CLIENTS, desk, _writes) as crew:
-                crew.await_writes(FIRST)
-                nemesis = Nemesis(place, crew, dice)
-                until = clock() + seconds
-                while clock() < until or not _is_any_missing():
-                    nemesis.strike()
-                desk.close()
-                crew.finish()
-            immortal = _immortal(place)
-        verdict = judge(desk.operations(), _ledger(PLAIN), _ledger(FENCED))
+                with Crew(start, CLIENTS, desk, _writes) as crew:
+                    crew.await_writes(FIRST)
+                    nemesis = Nemesis(place, crew, desk, dice)
+                    until = clock() + seconds
+                    while clock() < until or not _is_any_missing():
+                        nemesis.strike()
+                    desk.close()
+                    crew.finish()
+                immortal = _immortal(place)
+        finally:  # A trial that fails is worth a look.
+            for counter in DATABASES:
+                with desk.operation(history.READER, f"read-{counter}") as value:
+                    value.update(asdict(_ledger(counter)))
+            if keep:
+                history.write(desk.events(), keep)
+        verdict = history.verdict_on(desk.events())
         has_fence = contender.lock == "ours"
         return Report(has_fence=has_fence, verdict=verdict, harm=nemesis.done, immortal=immortal)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import signal
 import time
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,10 @@ from pottery.exceptions import PrimitiveError
 
 from django_redislock import Lease, LockError, distributed_lock
 from tests.effects.models import Counter, Entry
-from tests.jepsen.checker import Operation
+from tests.jepsen.history import Event
+from tests.jepsen.network import lead_through
 from tests.support.databases import use
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,74 +92,108 @@ class Desk:
         return self._over.exists()
 
     def order_pause(self, client: int) -> None:
-        """Have a client stand still the next time that it is between reading and writing."""
-        self._pause(client).touch()
+        """Have a client stop the next time that it is between reading and writing."""
+        self._order("pause", client).touch()
 
-    def pause_if_ordered(self, client: int) -> None:
-        """In a client: stop, until somebody continues this process (SIGCONT)."""
-        if self._pause(client).exists():
-            self._pause(client).unlink()
-            os.kill(os.getpid(), signal.SIGSTOP)
+    @contextmanager
+    def detained(self, client: int) -> Iterator[None]:
+        """Have a client wait between reading and writing; in the block it does.
 
-    def note(self, operation: Operation) -> None:
-        """In a client: write down an operation."""
-        line = json.dumps(asdict(operation)).encode() + b"\n"
-        file = os.open(
-            self._folder / f"{operation.client}.history", os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        )
-        os.write(file, line)
-        os.close(file)
+        Its other threads go on, such as the one that renews its lease.
+        """
+        self._order("wait", client).touch()
+        waits = self._order("waits", client)
+        wait_until(waits.exists, message=f"client {client} has the lock")
+        try:
+            yield
+        finally:
+            waits.unlink()
 
-    def operations(self) -> list[Operation]:
-        """All that the clients have written down."""
-        return [
-            Operation(**json.loads(line))
-            for history in self._folder.glob("*.history")
-            for line in history.read_text().splitlines()
-        ]
+    def obey(self, client: int) -> None:
+        """In a client, between reading and writing: do what was ordered."""
+        if self._order("pause", client).exists():
+            self._order("pause", client).unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)  # Until somebody continues this process (SIGCONT).
+        if self._order("wait", client).exists():
+            waits = self._order("wait", client).rename(self._order("waits", client))
+            wait_until(lambda: not waits.exists(), message="the order to go on", every=PACE)
 
-    def _pause(self, client: int) -> Path:
-        return self._folder / f"{client}.pause"
+    def note(self, event: Event) -> None:
+        """Write down what happens."""
+        with (self._folder / f"{event.process}.events").open("ab", buffering=0) as file:
+            file.write(event.as_json().encode() + b"\n")
+
+    def events(self) -> Iterator[Event]:
+        """All that was written down, in the order of time, which begins at zero."""
+        notes = [_read(path) for path in sorted(self._folder.glob("*.events"))]
+        begin = None
+        for event in heapq.merge(*notes, key=lambda event: event.time):
+            begin = event.time if begin is None else begin
+            yield replace(event, time=event.time - begin)
+
+    @contextmanager
+    def operation(self, process: int, f: str) -> Iterator[dict[str, Any]]:
+        """Write down that an operation begins, and how it ends; the block may add to its value."""
+        value: dict[str, Any] = {}
+        self.note(Event(process, "invoke", f))
+        try:
+            yield value
+        except Exception as error:
+            name = type(error).__name__
+            self.note(Event(process, "fail", f, error=name))
+            raise
+        self.note(Event(process, "ok", f, value or None))
+
+    def _order(self, what: str, client: int) -> Path:
+        return self._folder / f"{client}.{what}"
 
 
-def work(folder: str, databases: dict[str, Any], which: str, client: int) -> None:
+def _read(path: Path) -> Iterator[Event]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield Event(**json.loads(line))
+
+
+def work(folder: str, databases: dict[str, Any], which: str, network: int, client: int) -> None:
     """In a child: increment until it is over; and then until it went well once more."""
     use(**databases)
+    lead_through(network, client)
     desk = Desk(folder)
     while True:
         is_last = desk.closed
-        operation = _operate(LOCKS[which], desk, client)
-        desk.note(operation)
-        if is_last and operation.plain and not operation.error:
-            return
-        if operation.granted is None:
+        try:
+            _operate(LOCKS[which], desk, client)
+        except (LockError, PrimitiveError, redis.RedisError):  # It is written down.
             time.sleep(PACE)
+        else:
+            if is_last:
+                return
 
 
 def _operate(
     lock: Callable[[], AbstractContextManager[Lease | None]], desk: Desk, client: int
-) -> Operation:
-    done = Operation(client=client, asked=clock())
-    try:
-        with lock() as lease:
-            fence = lease.fence if lease else 0
-            done = replace(done, granted=clock(), fence=fence)
-            counter = Counter.objects.using(PLAIN).get()
-            desk.pause_if_ordered(client)
-            _write(counter, PLAIN, fence)
-            done = replace(done, plain=True)
+) -> None:
+    with ExitStack() as held:
+        with desk.operation(client, "acquire") as value:
+            lease = held.enter_context(lock())
+            value["fence"] = fence = lease.fence if lease else 0
+        try:
+            with desk.operation(client, "increment-plain") as value:
+                counter = Counter.objects.using(PLAIN).get()
+                desk.obey(client)
+                value.update(_write(counter, PLAIN, fence))
             if lease:
-                with lease.atomic(FENCED):
-                    _write(Counter.objects.using(FENCED).get(), FENCED, fence)
-                done = replace(done, fenced=True)
-    except (LockError, PrimitiveError, redis.RedisError) as error:
-        return replace(done, error=type(error).__name__)
-    return done
+                with desk.operation(client, "increment-fenced") as value, lease.atomic(FENCED):
+                    value.update(_write(Counter.objects.using(FENCED).get(), FENCED, fence))
+        finally:
+            with desk.operation(client, "release"):
+                held.close()
 
 
-def _write(counter: Counter, database: str, fence: int) -> None:
+def _write(counter: Counter, database: str, fence: int) -> dict[str, int]:
     """Write one more than was read, and a line of the ledger with it."""
     counter.value += 1
     with transaction.atomic(using=database):
         Entry.objects.using(database).create(fence=fence, value=counter.value)
         counter.save()
+    return {"fence": fence, "value": counter.value}

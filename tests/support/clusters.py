@@ -99,7 +99,8 @@ class Cluster(Group):
 
     def meet(self, server: Server) -> None:
         """Have a server become one of the cluster."""
-        port = server._config["cluster-port"]
+        config = server._config
+        port = config.get("cluster-announce-bus-port", config["cluster-port"])
         self.tell(self.servers[0], "MEET", server.host, server.port, port)
 
     def add(self) -> Server:
