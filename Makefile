@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick coverage mutants jepsen interleavings bench docs lint types imports dist clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick matrix corners coverage mutants jepsen interleavings bench docs lint types imports dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ test: $(VENV)/test ## Run the test suite (ARGS=--everywhere: each test in every 
 test-quick: JOBS = 6# To begin costs each of them as much as its tests.
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
 	@exec $(PYTEST) --quick -m 'not waits' tests/rules tests/contract tests/package $(ARGS)
+
+matrix: $(VENV)/matrix ## Run the quick tests on each Python, with new and old libraries (ARGS='-- tests': all tests)
+	@exec $(BIN)/nox $(ARGS)
+
+corners: $(VENV)/matrix ## The ends of it: the oldest of all, the newest of all that is found, and the wheel
+	@exec $(BIN)/nox --session corners $(ARGS)
 
 coverage: $(VENV)/test ## Run the tests: which lines and branches do they reach? Also in build/coverage (ARGS as for make test)
 	@$(BIN)/coverage erase
@@ -101,11 +107,11 @@ dist: $(VENV)/dist ## Build the last commit twice, compare, check and install it
 
 clean: ## Remove the environment and what the tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* htmlcov
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .nox
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The empty file $(VENV)/EXTRA says that the extra is installed as setup.cfg has it now.
-$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/dist $(VENV)/docs $(VENV)/lint: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
+$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/dist $(VENV)/docs $(VENV)/lint $(VENV)/matrix: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing django_redislock[$*] into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -1,0 +1,126 @@
+"""The suite on each Python, with the newest and the oldest of the libraries that setup.cfg allows.
+
+    make matrix                           # all of it; at its end: which Pythons were not found
+    make matrix ARGS='-- tests'           # the whole suite, not only its quick part
+    make corners                          # both ends, and the wheel: what CI runs
+    .venv/bin/nox -s 'tests(3.13, newest)' -- tests/celery
+
+Of an old library the lowest version is taken that setup.cfg allows, of all others the newest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from configparser import ConfigParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nox
+from packaging.requirements import Requirement
+
+nox.needs_version = ">=2026.2"
+nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False  # The session "pythons" names them.
+nox.options.reuse_venv = "yes"
+
+CONFIG = ConfigParser(interpolation=None)
+CONFIG.read(Path(__file__).with_name("setup.cfg"), encoding="utf-8")
+
+
+def lines(section: str, key: str) -> list[str]:
+    """The lines of a setting, without comments."""
+    return [line for line in CONFIG[section][key].splitlines() if line and line[0] != "#"]
+
+
+CLASSIFIER = "Programming Language :: Python :: 3."
+PYTHONS = [
+    line.rpartition(" ")[2] for line in lines("metadata", "classifiers") if CLASSIFIER in line
+]
+# The tests start many Pythons, each of which would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# First those of pyenv: its shims are in the path too, and do not run unless they are chosen.
+PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+os.environ["PATH"] = os.pathsep.join(
+    [*map(str, sorted(PYENV.glob("versions/3.*/bin"))), os.environ["PATH"]]
+)
+FOUND = [python for python in PYTHONS if shutil.which(f"python{python}")]
+
+REQUIRED = [
+    Requirement(line)
+    for line in lines("options", "install_requires")
+    + lines("options.extras_require", "celery")
+    + lines("options.extras_require", "testing")
+    + lines("options.extras_require", "otel")
+]
+OLD = {
+    "newest": [],
+    "old Django": ["Django"],
+    "old Celery": ["celery"],
+    "old redis-py": ["redis"],
+    "oldest": [required.name for required in REQUIRED],  # All of them together.
+}
+CELLS = [
+    nox.param(python, libraries, id=f"{python}, {libraries}")
+    for python in PYTHONS
+    for libraries in OLD
+    if libraries != "oldest" or python == PYTHONS[0]
+]
+
+PYTEST = ("python", "-m", "pytest", "--numprocesses", "3", "--dist", "worksteal")
+QUICK = ("--quick", "-m", "not waits")
+
+
+@nox.session
+@nox.parametrize(("python", "libraries"), CELLS)
+def tests(session: nox.Session, libraries: str) -> None:
+    """Run the suite with one choice of libraries."""
+    install(session, "--editable", ".[test]", old=OLD[libraries])
+    folders = ("tests/rules", "tests/contract", "tests/package", "tests/celery")
+    session.run(*PYTEST, *(session.posargs or (*QUICK, *folders)))
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Test the wheel, made of the source distribution, from a folder that has only the tests."""
+    with TemporaryDirectory() as folder:
+        session.run_install("uv", "build", "--quiet", "--out-dir", f"{folder}/dist", ".")
+        (built,) = Path(folder, "dist").glob("*.whl")
+        install(session, "--reinstall-package", "django_redislock", f"{built}[test]")
+        shutil.copytree("tests", f"{folder}/tests")
+        shutil.copy("setup.cfg", folder)
+        session.chdir(folder)
+        code = "import django_redislock; print(django_redislock.__file__)"
+        if "site-packages" not in str(session.run("python", "-c", code, silent=True)):
+            session.error("It is not the installed package that would be tested.")
+        files = ("contract/test_lock.py", "contract/test_transactions.py", "celery/test_task.py")
+        session.run(*PYTEST, *QUICK, *(f"tests/{file}" for file in files))
+
+
+@nox.session(default=False, venv_backend="none")
+def corners(session: nox.Session) -> None:
+    """Run the oldest on the oldest Python, the newest on the newest that is found, the wheel."""
+    quick = [*QUICK, "tests/contract", "tests/celery"]
+    session.notify(f"tests({PYTHONS[0]}, oldest)", quick)
+    session.notify(f"tests({FOUND[-1]}, newest)", quick)
+    session.notify("wheel")
+    session.notify("pythons")
+
+
+@nox.session(venv_backend="none")
+def pythons(session: nox.Session) -> None:
+    """Say which Pythons were not found."""
+    for python in PYTHONS:
+        if python not in FOUND:
+            session.warn(f"Python {python} was not found, so nothing was run with it.")
+
+
+def install(session: nox.Session, *what: str, old: list[str] | None = None) -> None:
+    """Install the package and what its tests need, whatever these think of its requirements."""
+    chosen = [
+        str(one).replace(">=", "==") if one.name in (old or ()) else str(one) for one in REQUIRED
+    ]
+    overrides = Path(session.create_tmp()) / "overrides.txt"
+    overrides.write_text("\n".join(chosen))
+    session.install(*what, "--overrides", str(overrides))
