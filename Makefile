@@ -14,7 +14,7 @@ GUARD ?= on
 BACKEND ?= redis
 # Of the site: make demo-admin PORT=8080
 PORT ?= 8000
-# How long servers and clients are broken, and by which order: make jepsen SECONDS=300 SEED=1-10
+# How long things are broken, and by which order: make jepsen SECONDS=300 SEED=1-10, make simulate SEED=7
 SECONDS ?= 60
 SEED ?= 1
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick matrix corners coverage mutants jepsen interleavings bench docs lint types imports dist clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick matrix corners coverage mutants jepsen simulate interleavings bench docs lint types imports dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ jepsen: $(VENV)/test ## Break servers and clients for a minute per backend: whic
 
 interleavings: $(VENV)/test ## Lead threads through one another: does one forget or disturb another? (SECONDS for each search)
 	@exec $(BIN)/frontrun $(BIN)/python -m tests.interleavings --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+simulate: $(VENV)/test ## Simulate hours of locks with faults in a minute (SECONDS=600 SEED=2): is a promise broken?
+	@exec $(BIN)/python -m tests.simulation --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 bench: $(VENV)/bench ## Compare the speed with other lock libraries (ARGS=--quick, ARGS=--write)
 	@exec $(BIN)/python -m benchmarks $(ARGS)

@@ -5,6 +5,7 @@ over the keyspace of the in-memory backend); only time and the network are made 
 
 * book.py: a flow as a function of what it was told so far, so that it can be branched.
 * server.py: a script as a function of what the server kept before, and of its arguments.
+* promises.py: what no command may do, whoever sends it; the simulation looks for that too.
 * world.py: one moment of the world, and all that may happen next.
 * search.py: visits every moment within the bounds, and checks the promises in each.
 * naive.py: variants of the protocol that look right and are not. The model must catch them.

@@ -8,7 +8,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.rules.model.world import TICK, State, Violation, World
+from tests.rules.model.promises import Violation
+from tests.rules.model.world import TICK, State, World
 
 if TYPE_CHECKING:
     from tests.rules.model.world import Setup

@@ -28,8 +28,21 @@ class Lease(NamedTuple):
         return self.value[:32].decode()
 
     @property
+    def id(self) -> str:
+        return self.value[39:55].decode()
+
+    @property
+    def is_hold(self) -> bool:
+        return self.value.startswith(b"hold")
+
+    @property
     def is_unconfirmed(self) -> bool:
         return self.value[32:33] == b"c"
+
+    @property
+    def waits_for_baton(self) -> bool:
+        """Whether whoever has the baton may take it up."""
+        return self.is_unconfirmed and self.value.split(b"|")[5] == b"baton:"
 
     @property
     def fence(self) -> int:

@@ -21,12 +21,13 @@ from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Answer, Bell, Call, Flow, Listen, Pause, Tell
 from django_redislock.rules.stored import Owner
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
+from tests.rules.model.promises import Violation, belongs, check_command, check_end
 from tests.rules.model.server import Server
 
 if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
     from tests.rules.model.book import Told
-    from tests.rules.model.server import Kept, Lease
+    from tests.rules.model.server import Kept
 
 TICK = 0.5  # Seconds.
 TTL = 1.5
@@ -36,7 +37,6 @@ NAME = "lottery"
 OWNER = Owner()
 HOLD = 1000  # ms
 HOLD_TOKEN = "hold".ljust(32, "0")
-CONFIRM_WITHIN = int(flows.CONFIRM_WITHIN * 1000)  # ms
 BATON_TOKEN = "baton".ljust(32, "0")
 BATON = "b" * 16  # The id of the lease that is handed over.
 
@@ -71,10 +71,6 @@ def hand_over(over: HandOver) -> Flow[str]:
         yield from flows.take_back(over)
         raise
     return "" if reason else over.next_id
-
-
-class Violation(Exception):
-    """A promise was broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +275,10 @@ class World:
             subscribed,
             step.permit,
         )
-        after = _check_server(state, state._replace(kept=ran.kept), step)
+        fence = check_command(
+            state.kept, ran.kept, step, _ms(state.time), state.fence, state.held_until
+        )
+        after = state._replace(kept=ran.kept, fence=fence)
         for rung_at, words in ran.rung:
             listener = int(rung_at.partition(":")[0])
             other = after.clients[listener]
@@ -554,63 +553,21 @@ class World:
                 raise Violation(f"P1: {holders} hold the lock at once")
             for who in holders:
                 client = state.clients[who]
-                if not _belongs(leases[client.permit - 1], _token(who, client.round)):
+                if not belongs(leases[client.permit - 1], _token(who, client.round)):
                     raise Violation(f"P1: {who} holds a lock that the server has given up")
                 if client.permit > self.setup.limit_of(who):
                     raise Violation(f"P1: {who} has permit {client.permit}, which is none to it")
         for lease in filter(None, leases):
-            longest = TTL * 1000 + (CONFIRM_WITHIN if lease.is_unconfirmed else 0)
-            if lease.ends is None or lease.ends - _ms(state.time) > longest:
-                raise Violation(f"P2: the lease of {lease.token[:2]} outlives its ttl")
-            if lease.is_unconfirmed and lease.confirm_by - _ms(state.time) > CONFIRM_WITHIN:
-                raise Violation(
-                    f"P6: {lease.token[:2]}, who confirms nothing, delays the others for too long"
-                )
+            check_end(lease, _ms(state.time), TTL)
         for who, client in enumerate(state.clients):
             token = _token(who, client.round)
             if client.phase == "done" and client.answered and not client.haunted:
-                if any(_belongs(lease, token) for lease in leases):
+                if any(belongs(lease, token) for lease in leases):
                     raise Violation(f"R4: {who} has gone, and its lease stays")
-                if who == 0 and not state.baton and _belongs(leases[0], BATON_TOKEN):
+                if who == 0 and not state.baton and belongs(leases[0], BATON_TOKEN):
                     raise Violation("R4: a lease waits for a baton that nobody has")
                 if token in state.kept.queue:
                     raise Violation(f"R4: {who} has gone, and stays in the queue")
-
-
-def _check_server(before: State, after: State, step: Call | Tell) -> State:
-    """What a command did to the lock; returns the state with the highest fence noted."""
-    granted = []
-    for was, now in zip(before.kept.leases, after.kept.leases, strict=True):
-        _check_lease(before, was, now, step)
-        if now is not None and (was is None or now.fence != was.fence):
-            granted.append(now)
-    for lease in sorted(granted, key=lambda one: one.fence):
-        if lease.fence <= after.fence:
-            raise Violation("R9: a fence did not grow")
-        if lease.token != HOLD_TOKEN and before.held_until > _ms(before.time):
-            raise Violation(f"{lease.token[:2]} was granted the lock during a hold")
-        if step.script not in {scripts.HAND_OVER, scripts.TAKE_UP}:
-            _check_order(before, after, lease.token)
-        after = after._replace(fence=lease.fence)
-    return after
-
-
-def _check_lease(before: State, was: Lease | None, now: Lease | None, step: Call | Tell) -> None:
-    """What a command did to one lease."""
-    token = next((arg for arg in step.args if isinstance(arg, str)), "")
-    lapsed = was is not None and was.is_unconfirmed and was.confirm_by <= _ms(before.time)
-    if step.script is scripts.TAKE_UP and _belongs(was, BATON_TOKEN) and not lapsed:
-        token = BATON_TOKEN  # It may.
-    if was is not None and was.token != token and not lapsed and now != was:
-        raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
-
-
-def _check_order(before: State, after: State, token: str) -> None:
-    """Whoever is granted the lock has passed nobody who goes on waiting."""
-    queue = before.kept.queue
-    ahead = queue[: queue.index(token)] if token in queue else queue
-    if passed := [one for one in ahead if one in after.kept.queue]:
-        raise Violation(f"P6: {token[:2]} was granted the lock before {passed[0][:2]}")
 
 
 def _with(state: State, who: int, client: Client) -> State:
@@ -637,10 +594,6 @@ def _redial(state: State, who: int, node: int) -> State:
 
 def _is_held(state: State, client: Client) -> bool:
     return client.phase == "holding" and state.now < client.deadline
-
-
-def _belongs(lease: Lease | None, token: str) -> bool:
-    return lease is not None and lease.token == token
 
 
 def _token(who: int, round: int) -> str:  # noqa: A002

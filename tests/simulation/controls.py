@@ -1,0 +1,257 @@
+"""Negative controls: variants with one rule left out. The simulation must find what each breaks.
+
+Those of the scripts and flows are those of the exhaustive model, in tests/rules/model/naive.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
+
+from django_redislock import holds, lease
+from django_redislock.rules import flows, lease_state
+from django_redislock.rules.flows import Granted
+from tests.rules.model import naive
+from tests.simulation.plan import EVERYTHING
+from tests.simulation.process import SimulatedBackend
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from django_redislock.rules.scripts import Script
+    from django_redislock.rules.steps import Flow
+    from tests.simulation.plan import Bounds, Plan
+
+# Short and stormy, with few names: what breaks, breaks soon.
+STORM = EVERYTHING._replace(
+    seconds=120.0, clients=(2, 5), names=(1, 1), every=(3.0,), pauses=(3.0, 10.0)
+)
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+class Control(NamedTuple):
+    """One variant."""
+
+    promise: str  # With which what is found begins.
+    instead: Mapping[Script, Script] = {}
+    patched: Callable[[], AbstractContextManager[object]] = nothing
+    bounds: Bounds = STORM
+    seeds: tuple[int, ...] = (1,)  # Of which one finds it; those of the ordinary tests.
+
+    def world(self, plan: Plan, **options: Any) -> World:
+        """A world of a plan, with this variant's scripts."""
+        return World(plan, instead=self.instead, **options)
+
+
+SHIPPED = Control("", bounds=EVERYTHING)
+
+
+def storm(*kinds: str, **bounds: Any) -> Bounds:
+    """A storm of these faults."""
+    return STORM._replace(kinds=kinds, swarm=False, **bounds)
+
+
+# --- the same flows with a rule left out ---------------------------------------------------------
+
+
+@contextmanager
+def acquiring_by(naively: Callable[..., Flow[Any]]) -> Iterator[None]:
+    """Have handles acquire by another flow, from its first step on."""
+
+    def acquire(
+        request: Any, now: float, take_over: Callable[..., object], lookout: object
+    ) -> Flow[Any]:
+        outcome = yield from naively(request, now)
+        if isinstance(outcome, Granted):
+            take_over(request, outcome)
+        return outcome
+
+    variant = SimpleNamespace(**{**vars(flows), "acquire": acquire})
+    with (
+        patch.object(holds, "flows", variant),
+        patch.object(SimulatedBackend, "begin", lambda self, form: None),
+    ):
+        yield
+
+
+@contextmanager
+def handing_over_without_undo() -> Iterator[None]:
+    def take_back(over: object) -> Flow[None]:
+        yield from ()
+
+    variant = SimpleNamespace(**{**vars(flows), "take_back": take_back})
+    with patch.object(lease, "flows", variant):
+        yield
+
+
+@contextmanager
+def without_drift() -> Iterator[None]:
+    with (
+        patch.object(lease_state, "drift", lambda seconds: 0.0),
+        patch.object(flows, "drift", lambda seconds: 0.0),
+    ):
+        yield
+
+
+@contextmanager
+def counting_from_the_reply() -> Iterator[None]:
+    def granted_by(value: Any, sent: float, now: float, certain: float) -> Any:
+        return lease_state.granted_by(value, now, now, certain)
+
+    with (
+        patch.object(holds, "granted_by", granted_by),
+        patch.object(flows, "granted_by", granted_by),
+    ):
+        yield
+
+
+@contextmanager
+def renewals_counting_from_the_reply() -> Iterator[None]:
+    answered = lease_state.LeaseState.answered
+
+    def late(self: Any, renewal: Any, answer: Any, now: float) -> None:
+        answered(self, renewal, answer._replace(sent=now), now)
+
+    with patch.object(lease_state.LeaseState, "answered", late):
+        yield
+
+
+def never_looking() -> AbstractContextManager[object]:
+    return patch.object(flows, "listens_until", lambda now, left, give_up: give_up)
+
+
+def losing_silently() -> AbstractContextManager[object]:
+    return patch.object(flows, "lost_because", lambda word: None)
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+# Leases that end by themselves, under bodies that last longer.
+UNRENEWED: dict[str, Any] = {"renews": (0.0,), "loads": (6.0,)}
+# Many want one lock at once.
+CROWDED: dict[str, Any] = {"limits": (1,), "loads": (4.0,), "clients": (2, 3)}
+NEW_FENCE = "local function new_fence(us, of_lease)"
+CONTROLS = {
+    "a deadline has no room for the drift of clocks": Control(
+        "P1", patched=without_drift, bounds=storm("lost", "cut off", **UNRENEWED)
+    ),
+    "clocks drift more than is promised": Control(
+        "P1", bounds=storm("lost", "cut off", slowest=0.97, **UNRENEWED)
+    ),
+    "a grant counts from its reply": Control(
+        "P1",
+        patched=counting_from_the_reply,
+        bounds=storm("pause", "answered late", "slow"),
+        seeds=(4,),
+    ),
+    "a renewal counts from its reply": Control(
+        "P1",
+        patched=renewals_counting_from_the_reply,
+        bounds=storm("pause", "lost", "cut off"),
+        seeds=(3,),
+    ),
+    "each resend is taken for somebody else": Control(
+        "P4", naive.RESENDS_ARE_STRANGERS, bounds=storm("unanswered", "cut after")
+    ),
+    "a release is not compared with the token": Control(
+        "P3",
+        naive.ANYBODY_RELEASES,
+        bounds=storm("pause", "twice", "late", "unanswered"),
+        seeds=(5,),
+    ),
+    "a resend is confirmed without restarting the ttl": Control(
+        "P1",
+        naive.RESENDS_ONLY_CONFIRM,
+        bounds=storm("unanswered", "cut after", **UNRENEWED),
+        seeds=(3,),
+    ),
+    "an acquire is not undone": Control(
+        "R4",
+        patched=lambda: acquiring_by(naive.acquire_without_undo),
+        bounds=storm("interrupted"),
+    ),
+    "a token is used again after an unanswered undo": Control(
+        "P1",
+        patched=lambda: acquiring_by(naive.acquire_trusting_its_undo),
+        bounds=storm("pause", "late", every=(0.3,), limits=(1,), clients=(2, 3)),
+        seeds=(2,),
+    ),
+    "a bell is believed however old": Control(
+        "P1",
+        patched=lambda: acquiring_by(naive.acquire_believing_old_bells),
+        bounds=storm("pause", every=(2.0,), **CROWDED),
+        seeds=(2,),
+    ),
+    "a hand-over is confirmed by asking": Control(
+        "R4",
+        patched=lambda: acquiring_by(naive.acquire_confirming_by_asking),
+        bounds=storm("late", every=(0.7,), limits=(1,), threads=(2,)),
+        seeds=(5,),
+    ),
+    "a hand-over needs no confirmation": Control("P2", naive.HAND_OVERS_ARE_GRANTS),
+    "a renewal brings a lost lease back": Control(
+        "R4", naive.RENEWALS_BRING_BACK, bounds=storm("pause", "late", "cut off"), seeds=(5,)
+    ),
+    "a baton is good twice": Control(
+        "P3", naive.BATONS_ARE_GOOD_TWICE, bounds=STORM._replace(ends=("hands over",))
+    ),
+    "a hand-over is not undone": Control(
+        "R4",
+        patched=handing_over_without_undo,
+        bounds=storm("interrupted", ends=("hands over",)),
+        seeds=(5,),
+    ),
+    "a hold queues up at the end": Control("", naive.HOLDS_COME_LAST, bounds=storm("hold")),
+    "there is a permit more than the limit": Control(
+        "P1", naive.ONE_PERMIT_TOO_MANY, bounds=STORM._replace(limits=(2, 3))
+    ),
+    "newcomers pass the waiters for permits": Control(
+        "P6", naive.NEWCOMERS_PASS_WAITERS, bounds=STORM._replace(limits=(2, 3))
+    ),
+    "a waiter gets a permit beyond its own limit": Control(
+        "P1",
+        naive.WAITERS_GET_ANY_PERMIT,
+        bounds=STORM._replace(limits=(3,)),
+        seeds=(2,),
+    ),
+    "an undo looks at the first permit alone": Control(
+        "R4", naive.UNDOS_KNOW_ONE_PERMIT, bounds=storm("interrupted", limits=(2, 3))
+    ),
+    "newcomers pass the waiters": Control(
+        "P6",
+        naive.instead(
+            "not done_before and call('EXISTS', QUEUE) == 0 then", "not done_before then"
+        ),
+    ),
+    "a fence is a counter, which is lost with the data": Control(
+        "R9",
+        naive.instead(
+            "local function new_fence(us, of_lease)",
+            "local function new_fence(us, of_lease)\n  us = '1'",
+        ),
+        bounds=storm("flush", "failover", "replica"),
+    ),
+    "a lease has no expiry": Control(
+        "P2", naive.instead("'|' .. owner, 'PX', px)", "'|' .. owner)")
+    ),
+    "a waiter never looks by itself": Control(
+        "P6", patched=never_looking, bounds=storm("no ring", "kill", "pause")
+    ),
+    "only the waiter that does not answer is passed over, not its process": Control(
+        "P6",
+        naive.instead("if process ~= string.match(channel, '^(.*):') then", "if false then"),
+        bounds=storm("unplug", every=(40.0,), seconds=300.0, threads=(4,), **CROWDED),
+        seeds=(4,),
+    ),
+    "force release ends whatever lease there is": Control(
+        "P3", naive.instead("if id ~= wanted then", "if false then"), bounds=storm("force")
+    ),
+}

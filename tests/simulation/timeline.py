@@ -1,0 +1,120 @@
+"""Virtual time, and threads that run in it: one at a time, in an order that is always the same.
+
+A thread is a greenlet: the code in it blocks, as that of a program does, and the timeline goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, Protocol
+
+from greenlet import getcurrent, greenlet
+
+
+class Killed(BaseException):
+    """The process of this thread has ended in the midst of it."""
+
+
+class Timeline:
+    """What happens when. Seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        self.hub = getcurrent()  # Where all threads come back to.
+        self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._numbers = count()
+
+    def at(self, when: float, act: Callable[..., object], *args: Any) -> None:
+        """Do something then, or at once if that is past."""
+        heapq.heappush(self._due, (max(when, self.now), next(self._numbers), act, args))
+
+    def step(self, until: float) -> bool:
+        """Let the next thing happen; False if nothing will before that time."""
+        if not self._due or self._due[0][0] > until:
+            return False
+        self.now, _, act, args = heapq.heappop(self._due)
+        self.events += 1
+        act(*args)
+        return True
+
+
+class Place(Protocol):
+    """Where a thread runs: a process."""
+
+    is_dead: bool
+    paused_until: float
+
+
+class Holder:
+    """A thread as a holder of locks."""
+
+
+class Thread(greenlet):
+    """A thread of a process. It runs from begin() until its code blocks, and so on."""
+
+    def __init__(self, timeline: Timeline, place: Place, code: Callable[[], object]) -> None:
+        super().__init__(self._perform, parent=timeline.hub)
+        self.place = place
+        self.holder = Holder()  # What locks know it by; see holder.py.
+        self.is_asleep = False
+        self._timeline = timeline
+        self._code = code
+        self._sleeps = 0
+        self._interrupt: BaseException | None = None
+
+    def begin(self) -> None:
+        """Run soon."""
+        self._timeline.at(self._timeline.now, self._go_on, self._sleeps)
+
+    def sleep(self, until: float) -> None:
+        """Block until then, or until wake(). To be called by the thread itself."""
+        if self.place.is_dead:
+            raise Killed
+        if until < math.inf:
+            self._timeline.at(until, self._go_on, self._sleeps)
+        self.is_asleep = True
+        self.parent.switch()
+        self.is_asleep = False
+        if self._interrupt is not None:
+            interrupt, self._interrupt = self._interrupt, None
+            raise interrupt
+
+    def wake(self) -> None:
+        """Let it go on, if it sleeps."""
+        self._timeline.at(self._timeline.now, self._go_on, self._sleeps)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Have the call in which it sleeps raise this."""
+        self._interrupt = error
+        self.wake()
+
+    def kill(self) -> None:
+        """End it, wherever it is."""
+        self._sleeps += 1
+        with suppress(Killed):  # It had not begun.
+            self.throw(Killed)
+
+    def _go_on(self, sleep: int) -> None:
+        if sleep != self._sleeps or self.dead or self.place.is_dead:
+            return
+        if self.place.paused_until > self._timeline.now:
+            self._timeline.at(self.place.paused_until, self._go_on, sleep)
+            return
+        self._sleeps += 1
+        self.switch()
+
+    def _perform(self) -> None:
+        with suppress(Killed):
+            self._code()
+
+
+def this_thread() -> Thread:
+    """The one that runs."""
+    thread = getcurrent()
+    assert isinstance(thread, Thread)
+    return thread
