@@ -70,6 +70,14 @@ CELLS = [
 
 PYTEST = ("python", "-m", "pytest", "--numprocesses", "3", "--dist", "worksteal")
 QUICK = ("--quick", "-m", "not waits")
+PART = (
+    *QUICK,
+    "tests/contract/test_lock.py",
+    "tests/contract/test_transactions.py",
+    "tests/contract/test_watchdog.py",
+    "tests/contract/test_loops.py",
+    "tests/celery/test_task.py",
+)
 
 
 @nox.session
@@ -94,16 +102,14 @@ def wheel(session: nox.Session) -> None:
         code = "import django_redislock; print(django_redislock.__file__)"
         if "site-packages" not in str(session.run("python", "-c", code, silent=True)):
             session.error("It is not the installed package that would be tested.")
-        files = ("contract/test_lock.py", "contract/test_transactions.py", "celery/test_task.py")
-        session.run(*PYTEST, *QUICK, *(f"tests/{file}" for file in files))
+        session.run(*PYTEST, *PART)
 
 
 @nox.session(default=False, venv_backend="none")
 def corners(session: nox.Session) -> None:
     """Run the oldest on the oldest Python, the newest on the newest that is found, the wheel."""
-    quick = [*QUICK, "tests/contract", "tests/celery"]
-    session.notify(f"tests({PYTHONS[0]}, oldest)", quick)
-    session.notify(f"tests({FOUND[-1]}, newest)", quick)
+    session.notify(f"tests({PYTHONS[0]}, oldest)", PART)
+    session.notify(f"tests({FOUND[-1]}, newest)", PART)
     session.notify("wheel")
     session.notify("pythons")
 
