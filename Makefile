@@ -18,10 +18,10 @@ PORT ?= 8000
 SECONDS ?= 60
 SEED ?= 1
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
-# is to wait, but some work hard (browsers, type checkers, the site): of twenty processes, the others
-# waited too long for a processor. One that has nothing left to do takes over tests from the one that
-# has most.
-JOBS ?= 12
+# is to wait, but some work hard (browsers, type checkers, the site): with many more processes, the
+# others wait too long for a processor. And each takes ten seconds of one to collect the tests. A
+# process that has nothing left to do takes over tests from the one that has most.
+JOBS ?= 8
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 

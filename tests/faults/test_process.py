@@ -381,6 +381,7 @@ async def aenter_both(limit: int | None = None) -> None:
 
 
 @pytest.mark.proves("R4")
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_async", "limit"), [(False, None), (True, None), (False, 2)])
 def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(
     is_async: bool, limit: int | None, locks: Locks
@@ -433,6 +434,7 @@ def test_r4_an_interrupt_while_one_of_several_locks_is_awaited_leaves_none_taken
 
 
 @pytest.mark.proves("R4")
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
 @pytest.mark.parametrize("by_flow", [False, True])
 def test_r4_an_interrupt_anywhere_leaves_no_orphan(
@@ -478,6 +480,7 @@ def keep_until_the_rollback() -> None:
 
 
 @pytest.mark.proves("R4")
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [keep_until_the_commit, keep_until_the_rollback])
 def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
     use: Callable[[], object], locks: Locks, databases: None
@@ -510,6 +513,7 @@ def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(
 
 
 @pytest.mark.proves("R4")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
@@ -525,6 +529,7 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
 
 
 @pytest.mark.proves("R4")
+@pytest.mark.slow
 def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> None:
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK)
     with asyncio.Runner() as runner:
@@ -562,6 +567,7 @@ def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
 
 
 @pytest.mark.proves("R4")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, while it connects
 @pytest.mark.parametrize("limit", [1, 2])
 def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
@@ -592,6 +598,7 @@ def hold_until_somebody_waits() -> None:
 
 
 @pytest.mark.proves("R4")
+@pytest.mark.slow
 # With four connections a waiter has none of its own.
 @pytest.mark.parametrize(("limit", "is_async"), [(4, False), (5, False), (5, True)])
 def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(

@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
+from redis.exceptions import MovedError
 
 from django_redislock.rules.keys import IN_BUCKETS, fence_key, index_key, prefix_of, ran_index_key
 from tests.effects.models import Counter, Entry, written
@@ -26,6 +27,8 @@ from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import redis
 
     from tests.jepsen.places import Place
 
@@ -148,5 +151,12 @@ def _immortal(place: Place) -> list[bytes]:
         key
         for client in (server.client() for server in place.servers)
         for key in client.scan_iter(count=1000)
-        if client.pttl(key) == -1 and key not in common
+        if key not in common and _has_no_ttl(client, key)
     ]
+
+
+def _has_no_ttl(client: redis.Redis, key: bytes) -> bool:
+    try:
+        return bool(client.pttl(key) == -1)
+    except MovedError:
+        return False  # This node has just become a replica. Its master is looked at, too.

@@ -111,7 +111,9 @@ def test_each_command_that_an_alert_names_is_one() -> None:
 @pytest.mark.slow
 def test_promtool_accepts_the_rules_and_their_unit_tests() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
-    promtool("test", "rules", str(ROOT / "tests" / "operations" / "prometheus_rules_test.yml"))
+    tests = sorted((ROOT / "tests" / "operations").glob("prometheus_rules*_test.yml"))
+    assert len(tests) == 2
+    promtool("test", "rules", *map(str, tests))
 
 
 def test_rules_and_panels_ask_for_metrics_that_exist() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from celery import Celery
-from celery.signals import beat_init, before_task_publish
+from celery.signals import beat_init, before_task_publish, task_postrun
 from django.test import override_settings
 
 from django_redislock import held
@@ -100,7 +100,7 @@ def test_the_snippet(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -
 
 
 # The body: it tells in which worker it has begun, and whether another run was under way. It lasts
-# until the test says so.
+# until the test says so. The worker tells of its end, once the libraries have put away their locks.
 CRM = {
     "shop/crm.py": """
         import os
@@ -115,7 +115,6 @@ CRM = {
             server.rpush("begun", os.environ["SHOP_VERSION"])
             server.blpop("end", 60)
             server.decr("inside")
-            server.rpush("ended", os.environ["SHOP_VERSION"])
         """
 }
 
@@ -136,6 +135,13 @@ def shop_app(folder: str, version: str, url: str) -> Celery:
 def work(folder: str, version: str, url: str) -> None:
     """In a child: a worker, for calls in the queue that is named after its version."""
     app = shop_app(folder, version, url)
+    server = redis.Redis.from_url(url)
+
+    def ended(state: str | None, **_: object) -> None:
+        if state == "SUCCESS":  # And no retry.
+            server.rpush("ended", version)
+
+    task_postrun.connect(ended, weak=False)
     alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     app.worker_main(["worker", "--pool", "solo", "--queues", version, "--loglevel", "INFO", *alone])
 

@@ -31,7 +31,7 @@ import redis
 from tests.support.processes import Child
 from tests.support.proxy import Proxy
 from tests.support.servers import KIND, KINDS, Server
-from tests.support.waiting import HUNG
+from tests.support.waiting import HUNG, wait_until
 from tests.support.wheels import VERSIONS, unpacked
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 NAME = "soak"
 PREFIX = "soak"
+OVER = "over"  # A file that tells the processes to end.
 WAITS = (0.3, 5.0)  # Half of the threads are impatient, so that they are told busy now and then.
 # What goes wrong on the way to or from the server, and in which share of all commands.
 FAULTS = {"cut_after": 0.05, "cut_before": 0.03, "delayreply:0.2": 0.02, "hang_after": 0.005}
@@ -134,13 +135,12 @@ class OfRedisPy:
 LOCKS = {"ours": Ours, "redis-py": OfRedisPy}
 
 
-def work(
-    which: str, ttl: float, url: str, straight: str, folder: str, threads: int, until: float
-) -> None:
-    """In a child: let some threads use the lock until the time is up."""
+def work(which: str, ttl: float, url: str, straight: str, folder: str, threads: int) -> None:
+    """In a child: let some threads use the lock until it is over."""
     from django_redislock import LockError
 
     expected = (LockError, redis.RedisError, OSError)
+    over = Path(folder) / OVER
 
     def use(wait: float) -> None:
         name = threading.current_thread().name
@@ -148,7 +148,7 @@ def work(
         log = Log(f"{folder}/{os.getpid()}.log", f"{os.getpid()}:{name}")
         counter = os.open(f"{folder}/counter", os.O_RDWR)
         dice = random.Random(f"{os.getpid()}{name}")
-        while clock() < until:
+        while not over.exists():
             log.note("ask")
             try:
                 granted = lock.acquire()
@@ -321,20 +321,27 @@ def soak(
     chaos: bool = True,
     seed: int = 0,
     packages: Sequence[str] = ("",),
+    leases: int = 0,
 ) -> Findings:
-    """Run it, and return what was found; the processes have these *packages* by turns."""
+    """Run it, and return what was found.
+
+    Args:
+        seconds: How long, from when all processes are at work. With *chaos* it lasts until one was
+            stopped and one was killed.
+        packages: The processes have them by turns.
+        leases: It lasts until so many were seen on the server, whatever the machine is busy with.
+    """
     dice, package = random.Random(seed), cycle(packages)
     children: list[Child] = []
     with tempfile.TemporaryDirectory() as name, Proxy(server, seed=seed) as proxy:
         folder = Path(name)
         (folder / "counter").touch()
         setting = {"default": {"LOCATION": proxy.url, "KEY_PREFIX": PREFIX}}
-        until = clock() + seconds
         for action, share in FAULTS.items():
             proxy.rule("*", action, times=None, probability=share)
 
         def start() -> Child:
-            arguments = (which, ttl, proxy.url, server.url, name, threads, until)
+            arguments = (which, ttl, proxy.url, server.url, name, threads)
             how = {"redislock": setting, "package": next(package)}
             return Child("tests.support.soak:work", *arguments, **how)
 
@@ -343,11 +350,18 @@ def soak(
         try:
             children += [start() for _ in range(processes)]
             with _watching(server, which) as seen:
-                next_kill = clock() + 3.0
-                while clock() < until:
+                wait_until(lambda: len([*folder.glob("*.log")]) == processes)
+                begun = clock()
+                next_kill = begun + 3.0
+
+                def is_over() -> bool:
+                    has_suffered = bool(stops and ended) or not chaos
+                    return clock() >= begun + seconds and has_suffered and len(seen) >= leases
+
+                while not is_over():
                     time.sleep(dice.uniform(0.3, 1.0))
                     victim = dice.choice(children)
-                    if not chaos or clock() > until - 1:
+                    if not chaos:
                         continue
                     if clock() > next_kill:
                         next_kill = clock() + 4.0
@@ -361,6 +375,7 @@ def soak(
                         time.sleep(dice.uniform(0.2, 1.6) * ttl)
                         victim.cont()
                         stops.append((str(victim.pid), begin, clock()))
+                (folder / OVER).touch()
                 for child in children:
                     assert child.wait(HUNG) == 0, child.stderr
         finally:

@@ -45,7 +45,8 @@ def test_while_replies_are_lost_and_processes_are_stopped_killed_and_replaced(
     packages: Mapping[str, str], make_server: MakeServer
 ) -> None:
     """With each that is killed, one of the other version takes its place: forth, and back."""
-    findings = soak(make_server(), seconds=9, ttl=TTL, packages=(packages[OLD], packages[NEW]))
+    both = (packages[OLD], packages[NEW])
+    findings = soak(make_server(), seconds=9, ttl=TTL, packages=both, leases=30)
     print(findings)
     assert findings.grants > 20
     assert findings.stops

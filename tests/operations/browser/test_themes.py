@@ -5,6 +5,7 @@ These packages replace Django's templates and styles, so the pages look plainer 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,14 @@ texts => texts.filter(text => {
 """
 
 
+def sees_all(here: Visit, *texts: str) -> None:
+    """Soon: on a phone, a menu of the theme covers the page until its script has closed it."""
+    page = here.page
+    with contextlib.suppress(AssertionError):
+        here.until(lambda: page.evaluate(UNSEEN, texts) == [])
+    assert page.evaluate(UNSEEN, texts) == []
+
+
 @pytest.mark.parametrize(("how", "scheme"), [("wide", "light"), ("phone", "dark")])
 def test_what_matters_is_seen_and_can_be_done(
     stage: Stage, visit: Callable[..., Visit], scheme: str, how: str
@@ -69,8 +78,7 @@ def test_what_matters_is_seen_and_can_be_done(
     options = PHONE if how == "phone" else {"viewport": {"width": 1360, "height": 900}}
     here = visit("root", color_scheme=scheme, **options)
     page = here.list()
-    wanted = ["lottery", "held", "web-1:1", "lottery.tasks.draw", "7" * 36, "as of", "Pause"]
-    assert page.evaluate(UNSEEN, wanted) == []
+    sees_all(here, "lottery", "held", "web-1:1", "lottery.tasks.draw", "7" * 36, "as of", "Pause")
     here.mark()
     newer = stage.hold("newer")
     here.until(lambda: "newer" in here.names(), "the list brings itself up to date")
@@ -81,17 +89,13 @@ def test_what_matters_is_seen_and_can_be_done(
     assert page.locator(".actions").locator("select:visible, .select2:visible").count()
     page.locator("#result_list").get_by_role("link", name="lottery").click()
     here.sees("Recently")
-    wanted = [
-        "Lease of lottery",
-        "Force release…",
-        "Hold…",
-        "Waiting, the next first",
-        "The last hour",
-        "Recently",
-    ]
-    assert page.evaluate(UNSEEN, [*wanted, "web-2:2", "waiting now"]) == []
+    sees_all(
+        here,
+        *("Lease of lottery", "Force release…", "Hold…", "The last hour", "Recently"),
+        *("Waiting, the next first", "web-2:2", "waiting now"),
+    )
     page.get_by_role("button", name="Force release…").click()
     here.sees("No, take me back")
-    assert page.evaluate(UNSEEN, ["The holder is not stopped.", "Reason, for the log"]) == []
+    sees_all(here, "The holder is not stopped.", "Reason, for the log")
     page.get_by_role("button", name="Yes, release it").click()
     here.sees("was released.")
