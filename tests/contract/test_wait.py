@@ -11,6 +11,7 @@ import pytest
 
 from django_redislock import LockTimeout, distributed_lock, held
 from django_redislock.rules.flows import CONFIRM_WITHIN
+from tests.support.interrupts import alarm
 from tests.support.matrix import everywhere, in_turn
 from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -253,23 +254,14 @@ async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Pla
 @everywhere
 def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(place: Place) -> None:
     # As Celery's soft time limit and Ctrl-C do: from a signal handler.
-    import signal
-
     class Interrupted(Exception):
         pass
 
-    def interrupt(*args: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with held_by_other("lottery"):
-            with pytest.raises(Interrupted):  # noqa: PT012 - it may come at once
-                signal.setitimer(signal.ITIMER_REAL, 0.1)
-                distributed_lock("lottery").acquire()
-            assert waiters("lottery") == 0
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with alarm(Interrupted) as set_alarm, held_by_other("lottery"):
+        with pytest.raises(Interrupted):  # noqa: PT012 - it may come at once
+            set_alarm(0.1)
+            distributed_lock("lottery").acquire()
+        assert waiters("lottery") == 0
     assert distributed_lock("lottery", wait=0).acquire() is True
 
 

@@ -38,6 +38,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
 from tests.support.backends import UNHURRIED, forbid_scripting
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
+from tests.support.interrupts import alarm, drops_errors
 from tests.support.orders import SHOP, OnPurpose
 from tests.support.others import against_rival, held_by_other, hold, queued, rival
 from tests.support.processes import hear, say
@@ -238,22 +239,13 @@ class InterruptAt:
         code = frame.f_code
         if self._going_on and code.co_filename.startswith(OURS):
             self._left -= 1
-            if self._left < 0 and not _is_in_a_destructor(frame):
+            if self._left < 0 and not drops_errors(frame):
                 begins = frame.f_lineno == code.co_firstlineno
                 self.place = code.co_qualname + " begins" * begins
                 self._going_on = False
                 raise Interrupt
         if self._going_on:
             _ = self._signal.again
-
-
-def _is_in_a_destructor(frame: FrameType | None) -> bool:
-    # What the garbage collector calls when it begins and ends is as good as one, and what it calls
-    # when an event loop has gone, which may be that of another test.
-    of_collector = {"__del__", "note_collection", "_forget"}
-    while frame is not None and frame.f_code.co_name not in of_collector:
-        frame = frame.f_back
-    return frame is not None
 
 
 class Drops(logging.Handler):
@@ -405,32 +397,22 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(
 def test_r4_an_interrupt_while_one_of_several_locks_is_awaited_leaves_none_taken(
     locks: Locks,
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise Interrupt
-
     async def use_for(seconds: float) -> None:
         async with asyncio.timeout(seconds), distributed_lock("a", "b", "c", wait=10):
             pytest.fail("the block ran")
 
-    def await_for(seconds: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        distributed_lock("a", "b", "c", wait=10).acquire()
-
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with held_by_other("b", ttl=60):
-            for step in range(1, 11):
-                with pytest.raises(Interrupt):
-                    await_for(step / 200)
-                assert is_left_clean(locks, "a")
-                assert is_left_clean(locks, "c")
-                with pytest.raises(TimeoutError):
-                    asyncio.run(use_for(step / 200))
-                assert is_left_clean(locks, "a")
-                assert is_left_clean(locks, "c")
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with alarm(Interrupt) as set_alarm, held_by_other("b", ttl=60):
+        for step in range(1, 11):
+            with pytest.raises(Interrupt):  # noqa: PT012 - it may come at once
+                set_alarm(step / 200)
+                distributed_lock("a", "b", "c", wait=10).acquire()
+            assert is_left_clean(locks, "a")
+            assert is_left_clean(locks, "c")
+            with pytest.raises(TimeoutError):
+                asyncio.run(use_for(step / 200))
+            assert is_left_clean(locks, "a")
+            assert is_left_clean(locks, "c")
 
 
 @pytest.mark.proves("R4")

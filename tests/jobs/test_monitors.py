@@ -7,7 +7,6 @@ import gzip
 import importlib
 import json
 import os
-import signal
 import sys
 import threading
 from contextlib import suppress
@@ -23,6 +22,7 @@ from django_redislock import LockLost, distributed_lock, held, single_instance, 
 from django_redislock.jobs import current_lease
 from django_redislock.monitors import Monitor, Ping, Run, Sentry
 from tests.support.celery_app import EAGER, celery_app
+from tests.support.interrupts import alarm
 from tests.support.others import add_rival, rival
 from tests.support.waiting import wait_until
 
@@ -246,22 +246,15 @@ def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over
     class TooLong(Exception):
         pass
 
-    def interrupt(*_: object) -> None:
-        raise TooLong
-
     service.answers.clear()
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with alarm(TooLong) as set_alarm:
 
         @single_instance("nightly", monitor=ping(service))
         def work() -> int:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            set_alarm(0.3)
             return 1
 
         assert work() == 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 async def test_waiting_for_services_leaves_threads_to_others(

@@ -1,0 +1,48 @@
+"""Signal handlers that raise, as Ctrl-C and Celery's soft time limit do."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+
+@contextmanager
+def alarm(error: type[BaseException]) -> Iterator[Callable[[float], object]]:
+    """Raise *error* in this thread so many seconds after each call of what this returns.
+
+    with alarm(TooLong) as set_alarm, pytest.raises(TooLong):
+        set_alarm(0.1)
+        distributed_lock("lottery").acquire()
+    """
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        if drops_errors(frame):
+            set_alarm(0.001)
+        else:
+            raise error
+
+    set_alarm = partial(signal.setitimer, signal.ITIMER_REAL)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        yield set_alarm
+    finally:
+        set_alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def drops_errors(frame: FrameType | None) -> bool:
+    """Whether Python drops what is raised here, since it has called this for an object that goes.
+
+    So it does in destructors, in callbacks of weak references, and in what the garbage collector
+    calls when it begins and ends, or when an event loop has gone, which may be another test's.
+    """
+    dropping = {"__del__", "_remove", "note_collection", "_forget"}
+    while frame is not None and frame.f_code.co_name not in dropping:
+        frame = frame.f_back
+    return frame is not None
