@@ -67,6 +67,25 @@ class Grant(NamedTuple):
     lease: Lease
 
 
+class Loss:
+    """A grant that is over, and not released yet."""
+
+    def __init__(self, grant: Grant, reason: str) -> None:
+        self.grant = grant
+        self.reason = reason
+        self.told = {reason}  # What its renewals and confirmations may have been told since.
+
+    def is_taken(self) -> None:
+        """Its permit has another holder."""
+        if self.reason == "expired":
+            self.told.add("taken")
+
+    def is_forgotten(self) -> None:
+        """The server remembers one forced lease of each permit, and now that is another one."""
+        self.reason = "expired"
+        self.told.add("expired")
+
+
 class PermitMachine(RuleBasedStateMachine):
     """The rules: what actors, operators and misfortune may do, and what must come of it."""
 
@@ -85,8 +104,7 @@ class PermitMachine(RuleBasedStateMachine):
         self.holders: dict[int, Grant] = {}  # By permit.
         self.queue: list[Waiter] = []
         self.hold = ""  # That of an operator: "first in line", or "begun".
-        # What is not released yet, and why it is over: what the server said first, ..., says now.
-        self.lost: list[tuple[Grant, list[str]]] = []
+        self.lost: list[Loss] = []
         self.fence = 0
 
     # --- what actors do ---------------------------------------------------------------------
@@ -135,7 +153,7 @@ class PermitMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def nest(self, data: st.DataObject) -> None:
         grant = self.holders[self._permit(data)]
-        assume(not any(lost.who is grant.who for lost, _ in self.lost))
+        assume(not any(loss.grant.who is grant.who for loss in self.lost))
         mine = [one.lease for one in self._of(grant.who)]
 
         def enter_again() -> None:
@@ -147,14 +165,13 @@ class PermitMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lost)
     @rule()
     def find_out(self) -> None:
-        grant, reasons = self.lost.pop(0)
-        number = grant.lease.permit
+        loss = self.lost.pop(0)
+        grant, number = loss.grant, loss.grant.lease.permit
         others = number in self.holders or (number == 1 and self.hold == "begun")
-        if reasons[-1] == "expired" and others:
-            reasons.append("taken")
-        # On a busy machine a renewal that came late may have found it out before.
-        known = grant.lease.lost_reason or reasons[-1]
-        assert known in reasons
+        now = "taken" if loss.reason == "expired" and others else loss.reason
+        # On a busy machine a command that came late may have found it out before.
+        known = grant.lease.lost_reason or now
+        assert known in {now, *loss.told}
         with pytest.raises(LockLost) as raised:
             grant.who.does(grant.lock.release)
         assert raised.value.reason == known
@@ -179,10 +196,8 @@ class PermitMachine(RuleBasedStateMachine):
         for wrong in ("0" * 16, *others):
             assert not held.force_release(NAME, wrong, permit=number)
         assert held.force_release(NAME, self.holders[number].lease.id, permit=number)
-        # The server remembers one lease of each permit.
-        for lost, reasons in self.lost:
-            if lost.lease.permit == number:
-                reasons.append("expired")
+        for loss in self._lost_of(number):
+            loss.is_forgotten()
         self._loses(number, "forced")
 
     @precondition(lambda self: not self.hold)
@@ -191,6 +206,8 @@ class PermitMachine(RuleBasedStateMachine):
         begun = held.hold(NAME, 600, by="ann")
         assert begun is (1 not in self.holders)
         self.hold = "begun" if begun else "first in line"
+        if begun:
+            self._is_taken(1)
         if begins and not begun:
             self._release(1)
 
@@ -240,9 +257,9 @@ class PermitMachine(RuleBasedStateMachine):
             self.overridden.disable()
 
     def _all_can_be_taken(self) -> None:
-        for lost, _ in self.lost:
+        for loss in self.lost:
             with pytest.raises(LockLost):
-                lost.who.does(lost.lock.release)
+                loss.grant.who.does(loss.grant.lock.release)
         locks = [distributed_lock(NAME, limit=MOST) for _ in self.actors]
         pairs = list(zip(self.actors, locks, strict=True))
         granted = [me.does(lock.acquire) for me, lock in pairs]
@@ -256,12 +273,12 @@ class PermitMachine(RuleBasedStateMachine):
         """That actor, which must not wait, and must know of what it has lost."""
         me = self.actors[number]
         assume(not any(waiter.who is me for waiter in self.queue))
-        assume(not any(lost.who is me for lost, _ in self.lost))
+        assume(not any(loss.grant.who is me for loss in self.lost))
         return me
 
     def _has(self, actor: Actor) -> bool:
         """Whether it has, waits for, or has had and not released anything."""
-        lost = [grant for grant, _ in self.lost]
+        lost = [loss.grant for loss in self.lost]
         return any(one.who is actor for one in (*self.queue, *self.holders.values(), *lost))
 
     def _of(self, actor: Actor) -> list[Grant]:
@@ -283,7 +300,7 @@ class PermitMachine(RuleBasedStateMachine):
         self._serve()
 
     def _loses(self, number: int, reason: str) -> None:
-        self.lost.append((self.holders.pop(number), [reason]))
+        self.lost.append(Loss(self.holders.pop(number), reason))
         self._serve()
 
     def _serve(self) -> None:
@@ -304,6 +321,7 @@ class PermitMachine(RuleBasedStateMachine):
 
         self.hold = "begun"
         wait_until(begun)
+        self._is_taken(1)
 
     def _queued(self) -> list[int]:
         """The limits of those who wait, in the order of the queue on the server."""
@@ -319,6 +337,14 @@ class PermitMachine(RuleBasedStateMachine):
         assert lease.fence > self.fence  # So those of a permit grow, and all were served in turn.
         self.fence = lease.fence
         self.holders[lease.permit] = Grant(me, lock, lease)
+        self._is_taken(lease.permit)
+
+    def _is_taken(self, number: int) -> None:
+        for loss in self._lost_of(number):
+            loss.is_taken()
+
+    def _lost_of(self, number: int) -> list[Loss]:
+        return [loss for loss in self.lost if loss.grant.lease.permit == number]
 
 
 @pytest.mark.proves("P1", "P3", "R9", "R14")

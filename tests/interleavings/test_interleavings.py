@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.interleavings.free_threads import Book
 
 FRONTRUN = Path(sys.executable).with_name("frontrun")
 
@@ -40,3 +42,19 @@ def test_what_is_left_in_an_inbox_is_taken_in_every_interleaving() -> None:
 @pytest.mark.parametrize("control", ["ForgettingInbox", "ForgettingWatchdog"])
 def test_a_race_is_found(control: str) -> None:
     assert f"{control}: breaks" in search(control, seconds="100")
+
+
+def test_threads_and_event_loops_of_one_process_are_never_two_at_a_lock() -> None:
+    command = [sys.executable, "-m", "tests.interleavings.free_threads", "--seconds", "2"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"GIL (on|off): [1-9]\d* leases\n", done.stdout)
+
+
+def test_a_second_holder_and_a_fence_that_does_not_grow_are_told() -> None:
+    book = Book()
+    for fence in (1, 1):
+        book.begins(fence)
+    assert book.wrong == ["2 held the lock at once", "a fence did not grow"]
