@@ -26,6 +26,7 @@ from django_redislock import LockLost, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
 from tests.support.actors import Actor
 from tests.support.faults import lease_of
+from tests.support.losses import Loss
 from tests.support.matrix import everywhere
 from tests.support.waiting import HUNG, wait_until
 
@@ -69,7 +70,7 @@ class LockMachine(RuleBasedStateMachine):
         # The model:
         self.holder: int | None = None
         self.queue: list[int] = []
-        self.lost: dict[int, str] = {}  # Who still has a handle on a lease that is over, and why.
+        self.lost: dict[int, Loss] = {}  # Who still has a handle on a lease that is over, and why.
         self.fence = 0
         self.cut = False  # Whether connections were, so that some in the pool may be dead.
 
@@ -122,10 +123,11 @@ class LockMachine(RuleBasedStateMachine):
         actor = self.actors[me]
         lease = lease_of(actor.lock)
         assert lease is not None
+        reason = self.lost.pop(me).told(lease.lost_reason, others=self.holder is not None)
         if data.draw(st.booleans()):
             with pytest.raises(LockLost) as raised:
                 lease.renew()
-            assert raised.value.reason == self._reason(me)
+            assert raised.value.reason == reason
             assert not lease.held
         told = None
         try:
@@ -133,8 +135,7 @@ class LockMachine(RuleBasedStateMachine):
         except LockLost as lost:
             told = lost.reason
         # If it was sent on a connection that was cut, the first try may have released it (R6).
-        assert told == self._reason(me) or (self.cut and told is None)
-        del self.lost[me]
+        assert told == reason or (self.cut and told is None)
 
     # --- what befalls them --------------------------------------------------------------------
 
@@ -224,6 +225,8 @@ class LockMachine(RuleBasedStateMachine):
         assert lease.fence > self.fence
         self.fence = lease.fence
         self.holder = me
+        for loss in self.lost.values():
+            loss.is_taken()
 
     def _next_holds(self) -> None:
         """The first waiter has the lock now."""
@@ -236,18 +239,12 @@ class LockMachine(RuleBasedStateMachine):
             self._is_granted(me)
 
     def _loses(self, reason: str) -> None:
-        self.lost[self._holder()] = reason
+        self.lost[self._holder()] = Loss(reason)
         self.holder = None
 
     def _forget_what_was_forced(self) -> None:
-        for me in self.lost:
-            self.lost[me] = "expired"
-
-    def _reason(self, me: int) -> str:
-        """Why a lease is lost, as far as the server can tell now."""
-        reason = self.lost[me]
-        others = self.holder is not None
-        return "taken" if reason == "expired" and others else reason
+        for loss in self.lost.values():
+            loss.is_forgotten()
 
     def _wait_until_queued(self) -> None:
         """Whoever waits is in the queue, and can be rung."""

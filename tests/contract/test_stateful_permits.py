@@ -28,6 +28,7 @@ from django_redislock import LockLost, LockMisuse, distributed_lock, held
 from django_redislock.rules import flows
 from django_redislock.rules.keys import lock_keys
 from tests.support.actors import Actor
+from tests.support.losses import Loss
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -67,25 +68,6 @@ class Grant(NamedTuple):
     lease: Lease
 
 
-class Loss:
-    """A grant that is over, and not released yet."""
-
-    def __init__(self, grant: Grant, reason: str) -> None:
-        self.grant = grant
-        self.reason = reason
-        self.told = {reason}  # What its renewals and confirmations may have been told since.
-
-    def is_taken(self) -> None:
-        """Its permit has another holder."""
-        if self.reason == "expired":
-            self.told.add("taken")
-
-    def is_forgotten(self) -> None:
-        """The server remembers one forced lease of each permit, and now that is another one."""
-        self.reason = "expired"
-        self.told.add("expired")
-
-
 class PermitMachine(RuleBasedStateMachine):
     """The rules: what actors, operators and misfortune may do, and what must come of it."""
 
@@ -104,7 +86,7 @@ class PermitMachine(RuleBasedStateMachine):
         self.holders: dict[int, Grant] = {}  # By permit.
         self.queue: list[Waiter] = []
         self.hold = ""  # That of an operator: "first in line", or "begun".
-        self.lost: list[Loss] = []
+        self.lost: list[tuple[Grant, Loss]] = []  # What is not released yet, and why it is over.
         self.fence = 0
 
     # --- what actors do ---------------------------------------------------------------------
@@ -153,7 +135,7 @@ class PermitMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def nest(self, data: st.DataObject) -> None:
         grant = self.holders[self._permit(data)]
-        assume(not any(loss.grant.who is grant.who for loss in self.lost))
+        assume(not any(lost.who is grant.who for lost, _ in self.lost))
         mine = [one.lease for one in self._of(grant.who)]
 
         def enter_again() -> None:
@@ -165,16 +147,13 @@ class PermitMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lost)
     @rule()
     def find_out(self) -> None:
-        loss = self.lost.pop(0)
-        grant, number = loss.grant, loss.grant.lease.permit
+        grant, loss = self.lost.pop(0)
+        number = grant.lease.permit
         others = number in self.holders or (number == 1 and self.hold == "begun")
-        now = "taken" if loss.reason == "expired" and others else loss.reason
-        # On a busy machine a command that came late may have found it out before.
-        known = grant.lease.lost_reason or now
-        assert known in {now, *loss.told}
+        reason = loss.told(grant.lease.lost_reason, others)
         with pytest.raises(LockLost) as raised:
             grant.who.does(grant.lock.release)
-        assert raised.value.reason == known
+        assert raised.value.reason == reason
         assert not grant.lease.held
 
     # --- what befalls them --------------------------------------------------------------------
@@ -196,7 +175,7 @@ class PermitMachine(RuleBasedStateMachine):
         for wrong in ("0" * 16, *others):
             assert not held.force_release(NAME, wrong, permit=number)
         assert held.force_release(NAME, self.holders[number].lease.id, permit=number)
-        for loss in self._lost_of(number):
+        for loss in self._losses_of(number):  # The server remembers one lease of each permit.
             loss.is_forgotten()
         self._loses(number, "forced")
 
@@ -257,9 +236,9 @@ class PermitMachine(RuleBasedStateMachine):
             self.overridden.disable()
 
     def _all_can_be_taken(self) -> None:
-        for loss in self.lost:
+        for lost, _ in self.lost:
             with pytest.raises(LockLost):
-                loss.grant.who.does(loss.grant.lock.release)
+                lost.who.does(lost.lock.release)
         locks = [distributed_lock(NAME, limit=MOST) for _ in self.actors]
         pairs = list(zip(self.actors, locks, strict=True))
         granted = [me.does(lock.acquire) for me, lock in pairs]
@@ -273,12 +252,12 @@ class PermitMachine(RuleBasedStateMachine):
         """That actor, which must not wait, and must know of what it has lost."""
         me = self.actors[number]
         assume(not any(waiter.who is me for waiter in self.queue))
-        assume(not any(loss.grant.who is me for loss in self.lost))
+        assume(not any(lost.who is me for lost, _ in self.lost))
         return me
 
     def _has(self, actor: Actor) -> bool:
         """Whether it has, waits for, or has had and not released anything."""
-        lost = [loss.grant for loss in self.lost]
+        lost = [grant for grant, _ in self.lost]
         return any(one.who is actor for one in (*self.queue, *self.holders.values(), *lost))
 
     def _of(self, actor: Actor) -> list[Grant]:
@@ -300,7 +279,7 @@ class PermitMachine(RuleBasedStateMachine):
         self._serve()
 
     def _loses(self, number: int, reason: str) -> None:
-        self.lost.append(Loss(self.holders.pop(number), reason))
+        self.lost.append((self.holders.pop(number), Loss(reason)))
         self._serve()
 
     def _serve(self) -> None:
@@ -340,11 +319,11 @@ class PermitMachine(RuleBasedStateMachine):
         self._is_taken(lease.permit)
 
     def _is_taken(self, number: int) -> None:
-        for loss in self._lost_of(number):
+        for loss in self._losses_of(number):
             loss.is_taken()
 
-    def _lost_of(self, number: int) -> list[Loss]:
-        return [loss for loss in self.lost if loss.grant.lease.permit == number]
+    def _losses_of(self, number: int) -> list[Loss]:
+        return [loss for grant, loss in self.lost if grant.lease.permit == number]
 
 
 @pytest.mark.proves("P1", "P3", "R9", "R14")

@@ -30,7 +30,7 @@ TTL = 2.0
 
 @pytest.mark.proves("P1", "P2", "P4", "R9")
 def test_a_soak_finds_nothing_wrong(make_server: MakeServer) -> None:
-    findings = soak(make_server(), seconds=15, ttl=TTL, leases=60)
+    findings = soak(make_server(), seconds=20, ttl=TTL, leases=60)
     print(findings)
     assert findings.grants > 50
     assert findings.stops

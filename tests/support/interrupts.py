@@ -7,9 +7,20 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from django_redislock.backends.redis.loops import Loops
+from django_redislock.transactions import note_collection
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+CALLBACKS = {
+    note_collection.__qualname__,
+    Loops._forget.__qualname__,  # An event loop has gone, which may be another test's.
+    "WeakSet.__init__.<locals>._remove",
+    "WeakKeyDictionary.__init__.<locals>.remove",
+    "WeakValueDictionary.__init__.<locals>.remove",
+}
 
 
 @contextmanager
@@ -40,9 +51,11 @@ def drops_errors(frame: FrameType | None) -> bool:
     """Whether Python drops what is raised here, since it has called this for an object that goes.
 
     So it does in destructors, in callbacks of weak references, and in what the garbage collector
-    calls when it begins and ends, or when an event loop has gone, which may be another test's.
+    calls when it begins and ends.
     """
-    dropping = {"__del__", "_remove", "note_collection", "_forget"}
-    while frame is not None and frame.f_code.co_name not in dropping:
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or code.co_qualname in CALLBACKS:
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
