@@ -17,13 +17,17 @@ PORT ?= 8000
 # How long things are broken, and by which order: make jepsen SECONDS=300 SEED=1-10, make simulate SEED=7
 SECONDS ?= 60
 SEED ?= 1
-# Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
-# is to wait, but some work hard (browsers, type checkers, the site): with many more processes, the
-# others wait too long for a processor. And each takes ten seconds of one to collect the tests. A
-# process that has nothing left to do takes over tests from the one that has most.
+# Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. ARGS choose among all
+# tests. Most tests wait for a server. With many more processes, they would wait for a processor
+# instead, of which each process takes ten seconds to collect the tests. A process that has nothing
+# left to do takes over tests from the one that has most.
 JOBS ?= 8
 ARGS ?=
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 --durations-min 5
+# These keep a processor busy. So they run by themselves, in fewer processes.
+HEAVY = $(addprefix tests/,demo interleavings jepsen mutants operations/browser samples simulation \
+	upgrades celery/test_naive.py celery/test_topologies.py operations/test_prometheus.py \
+	package/test_packaging.py package/test_public_api.py package/test_site.py rules/test_model.py)
 
 # Whatever the environment says: the tests and the demo start many Pythons, each of which would
 # compile the package anew.
@@ -32,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick matrix corners coverage mutants jepsen simulate interleavings bench docs lint types imports dist clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-heavy test-quick matrix corners coverage mutants jepsen simulate interleavings bench docs lint types imports dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,8 +62,12 @@ demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, u
 demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started
 	@exec $(BIN)/python -m example_project.embedded_server stop
 
-test: $(VENV)/test ## Run the test suite (ARGS=--everywhere: each test in every place; ARGS=--permits: each lock one of two permits)
-	@exec $(PYTEST) --durations 10 --durations-min 5 $(ARGS)
+test: $(VENV)/test ## Run the tests but the heavy ones (ARGS=--everywhere: all, in every place; ARGS=--permits: all, each lock one of two permits)
+	@exec $(PYTEST) $(or $(ARGS),$(HEAVY:%=--ignore=%))
+
+test-heavy: JOBS = 4
+test-heavy: $(VENV)/test ## Run the tests that keep a processor busy: demo, browsers, the site, packages, the model
+	@exec $(PYTEST) $(HEAVY) $(ARGS)
 
 test-quick: JOBS = 6# To begin costs each of them as much as its tests.
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server

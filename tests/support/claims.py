@@ -37,6 +37,7 @@ README = {
     "make demo-jobs": "demo/test_jobs",
     "make demo-admin": "demo/test_demo_admin",
     "make test": "package/test_docs",
+    "make test-heavy": "package/test_docs",
     "make test-quick": "package/test_docs",
     "make docs": "package/test_site operations/browser/test_docs_site",
 }
