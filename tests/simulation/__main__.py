@@ -6,44 +6,45 @@ import argparse
 import os
 import sys
 import time
-from itertools import count
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import count, islice
+from multiprocessing import get_context
+
+import django
 
 
 def main() -> None:
-    """Run one world after the other, each with the next seed, until the time is over."""
+    """Run worlds, each with the next seed, until the time is over."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    import django
-
     django.setup()
-    from tests.simulation.controls import CONTROLS, SHIPPED
-    from tests.simulation.plan import plan_of
+    from tests.simulation.controls import CONTROLS
     from tests.simulation.report import Report
-    from tests.simulation.shrinking import broken, shrunk
+    from tests.simulation.runs import run, story
 
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1, help="of the first world; then the next one")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--control", choices=CONTROLS, help="leave a rule out, and see what breaks")
     options = parser.parse_args()
 
-    variant = CONTROLS.get(options.control, SHIPPED)
-    report = Report()
-    until, began = time.monotonic() + options.seconds, time.process_time()
-    for seed in count(options.seed):
-        plan = plan_of(seed, variant.bounds)
-        with variant.patched():
-            world = variant.world(plan)
-            promise = broken(world)
-            if promise:
-                print(f"{promise}\n\nThe seed is {seed}. Looking for the shortest story ...")
-                found = shrunk(plan, variant.world)
-                again = f" ARGS='--control \"{options.control}\"'" if options.control else ""
-                sys.exit(f"\n{found}\n\nAgain: make simulate SEED={seed}{again}")
-        report.add(world)
-        if time.monotonic() > until:
-            break
-    print(f"seeds {options.seed} to {seed}: no promise was broken")
-    print(report.told(time.process_time() - began))
+    report, seeds = Report(), count(options.seed)
+    until = time.monotonic() + options.seconds
+    with ProcessPoolExecutor(options.processes, get_context("spawn"), django.setup) as pool:
+        first = islice(seeds, options.processes)
+        running = {pool.submit(run, seed, options.control) for seed in first}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for one in (future.result() for future in done):
+                if one.promise:
+                    print(f"{one.promise}\n\nThe seed is {one.seed}.", end=" ")
+                    print("Looking for the shortest story ...")
+                    sys.exit(story(one.seed, options.control))
+                report.add(one)
+                if time.monotonic() < until:
+                    running.add(pool.submit(run, next(seeds), options.control))
+    print(f"seeds {options.seed} to {next(seeds) - 1}: no promise was broken")
+    print(report.told(options.processes))
 
 
 if __name__ == "__main__":

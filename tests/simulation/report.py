@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.plan import KINDS, OF_CLIENTS, TROUBLES
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.runs import Run
 
 PHASES = ("idle", "asking", "waiting", "holding", "releasing")
 OUTCOMES = ("acquired", "busy", "done", "unavailable", "a circle", "not taken up", "interrupted")
@@ -28,17 +28,19 @@ class Report:
         self.hours = 0.0  # Virtual ones.
         self.steps = 0  # Of their plans.
         self.events = 0
+        self.seconds = 0.0  # Of processor time.
         self.counts: Counter[str] = Counter()
         self.longest: dict[str, float] = {}
 
-    def add(self, world: World) -> None:
+    def add(self, run: Run) -> None:
         """Add a world that has come to its end."""
         self.worlds += 1
-        self.hours += world.timeline.now / 3600
-        self.steps += len(world.plan.steps)
-        self.events += world.timeline.events
-        self.counts += world.counts
-        for what, seconds in world.watch.longest.items():
+        self.hours += run.hours
+        self.steps += run.steps
+        self.events += run.events
+        self.seconds += run.seconds
+        self.counts += run.counts
+        for what, seconds in run.longest.items():
             self.longest[what] = max(seconds, self.longest.get(what, seconds))
 
     def times(self, kind: str) -> int:
@@ -57,14 +59,15 @@ class Report:
             ]
         return missing
 
-    def told(self, seconds: float) -> str:
-        """All of it, after so many seconds of processor time."""
+    def told(self, processes: int) -> str:
+        """All of it, and how much so many processes simulate in a night of eight hours."""
         counts = self.counts
         runs = sum(times for what, times in counts.items() if what.startswith("ran "))
-        a_night = self.hours / max(seconds, 1e-9) * 8 * 3600
+        a_night = self.hours / max(self.seconds, 1e-9) * 8 * 3600 * processes
         lines = [
             f"{self.hours:,.1f} virtual hours in {self.worlds} worlds",
-            f"{seconds:,.0f} s of processor time; at that rate {a_night:,.0f} hours a night",
+            f"{self.seconds:,.0f} s of processor time",
+            f"at that rate {a_night:,.0f} virtual hours a night, processes: {processes}",
             f"{self.steps:,} steps were planned; {self.events:,} events; {runs:,} scripts ran",
             "acquires: " + self._listed(OUTCOMES),
             "ends: " + self._listed(ENDS),

@@ -16,6 +16,7 @@ from tests import ROOT
 from tests.simulation.controls import CONTROLS, SHIPPED
 from tests.simulation.plan import plan_of
 from tests.simulation.report import Report
+from tests.simulation.runs import run
 from tests.simulation.shrinking import broken, shrunk
 
 SEEDS = (1, 2, 4, 5)
@@ -32,11 +33,11 @@ def digest_of_a_story(seed: int = 1) -> str:
 @pytest.mark.proves("P1", "P2", "P3", "P4", "P5", "P6", "P9", "R4", "R5", "R7", "R9")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_promise_is_broken_in_half_an_hour_of_locks(seed: int) -> None:
-    world = SHIPPED.world(plan_of(seed))
-    assert broken(world) == "", f"make simulate SEED={seed}"
+    world = run(seed)
+    assert world.promise == "", f"make simulate SEED={seed}"
     report = Report()
     report.add(world)
-    print(report.told(1.0))
+    print(report.told(processes=1))
     assert report.hours >= 0.5
     # Otherwise it would prove nothing.
     for what in ("granted", "handed over", "confirmed", "busy", "released"):
@@ -46,8 +47,7 @@ def test_no_promise_is_broken_in_half_an_hour_of_locks(seed: int) -> None:
 @pytest.mark.parametrize("title", CONTROLS)
 def test_the_simulation_finds_what_breaks_when(title: str) -> None:
     control = CONTROLS[title]
-    with control.patched():
-        told = [broken(control.world(plan_of(seed, control.bounds))) for seed in control.seeds]
+    told = [run(seed, title).promise for seed in control.seeds]
     print(told)
     assert any(one.startswith(control.promise) for one in told if one)
 
