@@ -99,7 +99,9 @@ simulate: $(VENV)/test ## Simulate hours of locks with faults in a minute (SECON
 bench: $(VENV)/bench ## Compare the speed with other lock libraries (ARGS=--quick, ARGS=--write)
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
+# Sphinx adds to the search index of the build before. If that was broken off, all pages are built.
 docs: $(VENV)/docs ## Make the site of docs/ in build/docs; a warning is an error
+	@test -e build/docs/searchindex.js || rm -rf build/doctrees
 	@exec $(BIN)/python -m sphinx --builder html --doctree-dir build/doctrees \
 		--fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
 
