@@ -1,4 +1,4 @@
-"""The lease of a joint lock: a lease of each of its names, taken and released together."""
+"""The lease of a joint lock: a lease of each of its names. joint_holds.py takes and ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""take_up(): go on with a lease that another process or thread has handed over."""
+"""take_up(): go on with a lease that another process or thread has handed over.
+
+The other half is ``Lease.hand_over()`` in lease.py.
+"""
 
 from __future__ import annotations
 

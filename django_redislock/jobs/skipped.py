@@ -1,4 +1,7 @@
-"""Skipped: the result of a run that did not happen because of its lock."""
+"""Skipped: the result of a run that did not happen because of its lock.
+
+``JobRun._skipped_by`` in run.py decides that.
+"""
 
 from __future__ import annotations
 

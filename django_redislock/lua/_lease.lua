@@ -11,7 +11,7 @@
 --          renews: r if its owner is going to renew it, a third of the ttl from now; else -
 --          since: server time of the grant; ttl: as granted, or made longer since; confirm_by: server time
 --          until which a hand-over can be confirmed, and 0 for any other lease; all in ms
---          This is format 1. A later format has its number, 2 to 9, in place of the state. It keeps the token, the id
+--          This is format 1. A newer format has its number, 2 to 9, in place of the state. It keeps the token, the id
 --          and the first "|" where they are, and ends with "|" owner. A script that cannot read it leaves it as it is.
 --
 -- Scripts do not roll back, so every read that can fail comes before the first write. The index

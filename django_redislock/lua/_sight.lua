@@ -2,7 +2,7 @@
 --
 -- A key that is not ours is described by its type and size, such as "list 3", and a string by its
 -- beginning too. Its id is made of this description, which an operator sees before deleting the key.
--- A lease of a later format is described in the same way, and has an id of its own: see _lease.lua.
+-- A lease of a newer format is described in the same way, and has an id of its own: see _lease.lua.
 
 local SIZE = { string = 'STRLEN', list = 'LLEN', set = 'SCARD', zset = 'ZCARD', hash = 'HLEN', stream = 'XLEN' }
 

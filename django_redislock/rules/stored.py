@@ -214,8 +214,8 @@ _LOCK_VALUE = re.compile(
     rb"\|(\d{1,19})\|(\d{1,14})\|(\d{1,14})\|(\d{1,14})\|([^|]*)\|(.*)",
     re.DOTALL,
 )
-# A lease of a later format: see lua/_lease.lua.
-_LATER = re.compile(rb".{32}([2-9]).{6}([0-9a-fA-F]{16})(\|.*)", re.DOTALL)
+# A lease of a newer format: see lua/_lease.lua.
+_NEWER = re.compile(rb".{32}([2-9]).{6}([0-9a-fA-F]{16})(\|.*)", re.DOTALL)
 
 
 def read_lock_value(value: bytes) -> LockValue | None:
@@ -227,7 +227,7 @@ def read_lock_value(value: bytes) -> LockValue | None:
 def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
     """The current lease, from the value of the lock key. Never raises: that may be anything.
 
-    A lease of a later format counts as held. Only its id and its owner are known.
+    A lease of a newer format counts as held. Only its id and its owner are known.
 
     Args:
         data: The value, or as much of it as the server answers.
@@ -247,8 +247,8 @@ def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # no
             renews=lock.renewals[:1] == b"r",
             is_baton=lock.state == UNCONFIRMED and lock.channel == BATON,
         )
-    if later := _LATER.fullmatch(data):
-        number, its_id, rest = later.groups()
+    if newer := _NEWER.fullmatch(data):
+        number, its_id, rest = newer.groups()
         owner = rest[rest.rfind(b'|{"') + 1 :]
         return Holding(
             id=its_id.decode(),

@@ -758,7 +758,7 @@ def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(
     assert server.past == []
 
 
-# --- a lease of a later format ----------------------------------------------------------------
+# --- a lease of a newer format ----------------------------------------------------------------
 
 
 def newer(who: str = "a", state: str = "2") -> str:
@@ -844,7 +844,7 @@ def test_what_was_granted_in_a_later_format_ends_with_its_token(server: Keyspace
         server.leave("b")
 
 
-@pytest.mark.parametrize("record", ["2|?", ""], ids=["a later format", "no record"])
+@pytest.mark.parametrize("record", ["2|?", ""], ids=["a newer format", "no record"])
 def test_what_cannot_be_read_in_the_queue_delays_nobody(server: Keyspace, record: str) -> None:
     for first in (token("n"), "hold" + "n" * 28):
         queued = (1, first, 1, f"{first}|{record}") if record else (1, first)

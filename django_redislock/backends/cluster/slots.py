@@ -1,5 +1,7 @@
 """Which node of a cluster owns which locks: its owner node.
 
+A node tells which slots are whose: slot_map.py. Here is kept what it has told.
+
 redis-py has a map of slots, too. But it asks by clients of its own, which retry behind the caller's
 back and have no common time limit (rule R5).
 """
