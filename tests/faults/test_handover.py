@@ -171,11 +171,12 @@ def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(
         connection.call(calls)
         asked = len(proxy.commands("EVALSHA", "EVAL"))
         rule = proxy.rule_for_script(scripts.RENEW.sha, "delayreply:1")
-        proxy.rule("HELLO", "delay:3")  # Of a connection in place of the one that is late.
+        new = proxy.rule("HELLO", "delay:3")  # It would take the place of the one that is late.
         begun = clock.now()
         (outcome,) = connection.call([patient._replace(within=0.2)])
         assert isinstance(outcome, Unanswered)
         given_up = clock.now()
+        new.wait()
         (answer,) = connection.call(calls)
         assert isinstance(answer, Answer)
         assert answer.value == b"renewed"

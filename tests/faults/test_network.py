@@ -635,10 +635,11 @@ def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> N
     call = Call(scripts.RENEW, NAME, ("token", 1000, renewal_count(True, 1)), HUNG)
     assert isinstance(renewing.call([call])[0], Answer)  # The server knows the script from now on.
     held_up = proxy.rule_for_script(scripts.RENEW.sha, "hold")
-    proxy.rule("HELLO", "hang_before", times=None)  # Else a new connection takes its place.
+    new = proxy.rule("HELLO", "hang_before", times=None)  # It would take the old one's place.
     (trouble,) = renewing.call([call._replace(within=0.1)])
     assert isinstance(trouble, Unanswered)
     held_up.wait()
+    new.wait()
     sent = len(proxy.commands("EVALSHA"))
     assert proxy.forward_held()
     now = clock.now()
