@@ -58,7 +58,7 @@ class Process:
         self.rate = rate
         self.is_dead = self.is_unplugged = False
         self.paused_until = self.cut_off_until = 0.0
-        self.paused_for = 0.0  # In all.
+        self._paused_for = 0.0  # In all, with what is still to come of a pause.
         self.retransmits = False
         self.slowness = 1.0
         self.disturbed_at = -CALM_AFTER
@@ -93,7 +93,15 @@ class Process:
 
     def running(self) -> float:
         """The time by its own clock, less that in which it stood still."""
-        return self.clock() - self.rate * self.paused_for
+        return self.clock() - self.rate * (self._paused_for - self._still_to_pause())
+
+    def pause(self, seconds: float) -> None:
+        """Let it stand still from now on."""
+        self._paused_for += max(seconds - self._still_to_pause(), 0)
+        self.paused_until = max(self.paused_until, self.now + seconds)
+
+    def _still_to_pause(self) -> float:
+        return max(self.paused_until - self.now, 0)
 
     @property
     def is_well(self) -> bool:

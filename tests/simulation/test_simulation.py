@@ -9,15 +9,19 @@ import os
 import subprocess
 import sys
 from hashlib import sha256
+from unittest.mock import Mock
 
 import pytest
 
 from tests import ROOT
 from tests.simulation.controls import CONTROLS, SHIPPED
+from tests.simulation.network import Network
 from tests.simulation.plan import plan_of
+from tests.simulation.process import Process
 from tests.simulation.report import Report
 from tests.simulation.runs import run
 from tests.simulation.shrinking import broken, shrunk
+from tests.simulation.timeline import Timeline
 
 SEEDS = (1, 2, 4, 5)
 
@@ -60,6 +64,16 @@ def test_a_broken_promise_is_told_by_the_fewest_steps() -> None:
     # A command that has its reply lost, and the acquire that this befalls.
     assert len(found.plan.steps) == 2
     assert any("which has its reply lost" in line for line in found.story)
+
+
+def test_the_time_of_a_pause_does_not_count_while_it_lasts_nor_after() -> None:
+    timeline = Timeline()
+    process = Process(1, 1, timeline, Mock(Network), rate=1, seed="1", seconds_per_message=0)
+    begun = process.running()
+    for now, pause, ran in [(2, 3, 2), (3, 4, 2), (4, 1, 2), (7, 0, 2), (9, 0, 4)]:
+        timeline.now = now
+        process.pause(pause)
+        assert process.running() - begun == pytest.approx(ran)
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

@@ -158,10 +158,7 @@ class World:
                 process.slowness = SLOW
                 self._later(step.seconds, process.at_full_speed)
             case "pause":
-                until = self.timeline.now + step.seconds
-                if until > process.paused_until:
-                    process.paused_for += until - max(process.paused_until, self.timeline.now)
-                    process.paused_until = until
+                process.pause(step.seconds)
                 self._later(step.seconds, process.disturb)
             case "kill" | "unplug":
                 client.kill(unplugged=step.kind == "unplug")
