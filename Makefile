@@ -19,9 +19,9 @@ SECONDS ?= 60
 SEED ?= 1
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. ARGS choose among all
 # tests. Most tests wait for a server. With many more processes, they would wait for a processor
-# instead, of which each process takes ten seconds to collect the tests. A process that has nothing
-# left to do takes over tests from the one that has most.
-JOBS ?= 8
+# instead, of which each process takes six seconds or more to collect the tests. A process that has
+# nothing left to do takes over tests from the one that has most.
+JOBS ?= 12
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 --durations-min 5
 # These keep a processor busy. So they run by themselves, in fewer processes.
