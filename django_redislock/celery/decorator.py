@@ -357,7 +357,7 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
         monitor: A Monitor of django_redislock.monitors, or a list of them, such as
-            Ping("https://...") or Sentry("nightly"). It is told the begin and the end of each run
+            ``Ping(url)`` or ``Sentry("nightly")``. It is told the begin and the end of each run
             that is not skipped; the lock does not wait for it.
         abort_on_lost: Whether, once the lease is lost, the next current_lease(), self.lease or
             ensure_held() ends the body with LockLost.

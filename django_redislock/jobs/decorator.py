@@ -158,7 +158,7 @@ def single_instance(
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "run" runs without the lock.
         monitor: A Monitor of django_redislock.monitors, or a list of them, such as
-            Ping("https://...") or Sentry("nightly"). It is told the begin and the end of each run
+            ``Ping(url)`` or ``Sentry("nightly")``. It is told the begin and the end of each run
             that is not skipped; the lock does not wait for it.
 
     Raises:

@@ -23,9 +23,9 @@ class Skipped(dict[str, Any]):
             task run that has succeeded).
         lock: The name of the lock.
         holder: If it is busy or held: the holder, as "host:pid" and what it runs, or the operator.
-        by: Else: the owner that did the work, or held the lock last. ago: How many seconds ago that
-        was; missing if unknown. reason: Why an operator holds it, or another remark; missing if
-        there is none.
+        by: Else: the owner that did the work, or held the lock last.
+        ago: How many seconds ago that was; missing if unknown.
+        reason: Why an operator holds it, or another remark; missing if there is none.
     """
 
     __slots__ = ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockLost, StaleFence, distributed_lock
+from django_redislock import LockLost, StaleFence, distributed_lock, held
 from tests.celery.project import SOON
 from tests.effects.models import Entry, written
 from tests.support.databases import described, on_mariadb, on_postgres, on_sqlite
@@ -28,6 +28,7 @@ pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 DRAW = "tests.celery.project.effects_tasks.draw"
+DRAW_AT_NOON = "tests.celery.project.effects_tasks.draw_at_noon"
 
 
 @pytest.fixture
@@ -46,9 +47,9 @@ def start(
     return start
 
 
-def send(stage: Stage, key: str, **how: Any) -> AsyncResult:
+def send(stage: Stage, key: str, task: str = DRAW, **how: Any) -> AsyncResult:
     """Publish the task that draws."""
-    return stage.app.send_task(DRAW, (key,), how)
+    return stage.app.send_task(task, (key,), how)
 
 
 @on_mariadb
@@ -129,6 +130,39 @@ def test_a_worker_stopped_in_the_body_writes_nothing_and_its_result_is_lock_lost
     assert sent.state == "FAILURE"
     assert own_stage.count(key, "end") == 1  # The body came to its end; its commit did not come.
     assert written(database) == []
+
+
+@on_postgres
+@pytest.mark.parametrize("fate", ["it fails", "its worker is killed", "it stands still"])
+def test_the_lottery_of_getting_started_is_drawn_once_whatever_becomes_of_its_first_run(
+    fate: str, own_stage: Stage, database: str, start: Callable[..., Worker]
+) -> None:
+    worker, key = start(), own_stage.key()
+    first = send(own_stage, key, DRAW_AT_NOON, hold=True, fail=fate == "it fails")
+    own_stage.wait_for(key, "start")
+    lease = held.get(key)
+    assert lease is not None
+    others = [send(own_stage, key, DRAW_AT_NOON) for _ in range(3)]
+    start()
+    own_stage.wait_for_log("Deferred")
+    if fate == "its worker is killed":
+        worker.kill()
+    if fate == "it stands still":
+        stop_process(worker.pid)
+        wait_until(
+            lambda: (lock := held.get(key)) is not None and lock.id != lease.id,
+            message="another run has the lock",
+        )
+    own_stage.open_gate(key)
+    if fate == "it stands still":
+        os.kill(worker.pid, signal.SIGCONT)
+    if fate != "its worker is killed":
+        with pytest.raises((ValueError, LockLost)):
+            own_stage.result(first)
+    results = [own_stage.result(one) for one in others]
+    assert results.count(f"did {key}") == 1
+    assert [one["skipped"] for one in results if one != f"did {key}"] == ["done"] * 2
+    assert len(written(database)) == 1
 
 
 @on_sqlite

@@ -15,13 +15,32 @@ from tests.celery.project.tasks import work
 from tests.effects.models import Entry
 
 
-@single_instance_task(key="{key}", atomic=True, acks_late=True, ttl=6)
-def draw(key: str, **how: Any) -> str:
-    """Write one line, and then do as asked."""
+def write(key: str, **how: Any) -> str:
+    """The body: write one line, and then do as asked."""
     lease = current_lease()
     assert lease is not None
     Entry.objects.create(fence=lease.fence)
     return work(key, **how)
+
+
+@single_instance_task(key="{key}", atomic=True, acks_late=True, ttl=6)
+def draw(key: str, **how: Any) -> str:
+    """Write one line, and then do as asked."""
+    return write(key, **how)
+
+
+@single_instance_task(
+    key="{key}",
+    ttl=6,
+    atomic=True,
+    once="database",
+    on_conflict="retry",
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def draw_at_noon(key: str, **how: Any) -> str:
+    """The same with the options of docs/getting-started.md."""
+    return write(key, **how)
 
 
 @single_instance_task(key="{key}", atomic=True, bind=True, ttl=6)
