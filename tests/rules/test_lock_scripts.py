@@ -766,7 +766,7 @@ def newer(who: str = "a", state: str = "2") -> str:
     return token(who) + state + "??????" + lease_id(who) + "|its own|by-" + who
 
 
-def test_a_lease_of_a_later_format_is_known_by_its_id(server: Keyspace) -> None:
+def test_a_lease_of_a_newer_format_is_known_by_its_id(server: Keyspace) -> None:
     for state in "29":
         server.do("SET", KEYS.lock, newer(state=state), "PX", 500)
         size = f"string {len(newer())}"
@@ -779,7 +779,7 @@ def test_a_lease_of_a_later_format_is_known_by_its_id(server: Keyspace) -> None:
     assert server.look()[4] != lease_id("a")
 
 
-def test_only_an_operator_ends_a_lease_of_a_later_format(server: Keyspace) -> None:
+def test_only_an_operator_ends_a_lease_of_a_newer_format(server: Keyspace) -> None:
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     taken = ["taken", newer()]
     assert server.run(scripts.FORCE_RELEASE, lease_id("b"), REQUEST) == taken
@@ -792,7 +792,7 @@ def test_only_an_operator_ends_a_lease_of_a_later_format(server: Keyspace) -> No
 
 
 @pytest.mark.parametrize("begin", [token("a"), "hold" + "a" * 28], ids=["lease", "hold"])
-def test_no_script_of_a_client_changes_a_lease_of_a_later_format(
+def test_no_script_of_a_client_changes_a_lease_of_a_newer_format(
     server: Keyspace, begin: str
 ) -> None:
     before = begin + newer()[32:]
@@ -816,7 +816,7 @@ def test_no_script_of_a_client_changes_a_lease_of_a_later_format(
     assert (server.left, server.past) == (500, [])
 
 
-def test_a_lease_of_a_later_format_is_not_changed_by_the_one_that_was_granted_it(
+def test_a_lease_of_a_newer_format_is_not_changed_by_the_one_that_was_granted_it(
     server: Keyspace,
 ) -> None:
     """A version two steps ahead has handed the lock to a waiter that cannot read the grant."""
@@ -834,7 +834,7 @@ def test_a_lease_of_a_later_format_is_not_changed_by_the_one_that_was_granted_it
     assert (server.lock, server.left, server.past) == (newer(), 500, [])
 
 
-def test_what_was_granted_in_a_later_format_ends_with_its_token(server: Keyspace) -> None:
+def test_what_was_granted_in_a_newer_format_ends_with_its_token(server: Keyspace) -> None:
     for end in (server.release, server.leave):
         server.do("SET", KEYS.lock, newer(), "PX", 500)
         server.acquire("b", "queue")
@@ -864,14 +864,14 @@ def test_what_cannot_be_read_in_the_queue_delays_nobody(server: Keyspace, record
         assert (server.lock, server.queue) == ("", "")
 
 
-def test_a_waiter_has_the_lock_once_a_lease_of_a_later_format_is_over(server: Keyspace) -> None:
+def test_a_waiter_has_the_lock_once_a_lease_of_a_newer_format_is_over(server: Keyspace) -> None:
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     server.acquire("b", "queue")
     server.advance(501)
     assert server.acquire("b", "queue") == str(server.us)
 
 
-def test_the_other_permits_are_free_beside_a_lease_of_a_later_format(server: Keyspace) -> None:
+def test_the_other_permits_are_free_beside_a_lease_of_a_newer_format(server: Keyspace) -> None:
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     assert server.acquire("b", limit=2) == f"{server.us} 2"
     assert server.acquire("c", limit=2) == ["busy", 500, newer(), server.ms]

@@ -89,7 +89,7 @@ NEWER = TOKEN + b"2r00003fedcba9876543210|its|own|{parts}|" + DRAW.packed
 
 
 @pytest.mark.parametrize("id", ["", "made"])
-def test_a_lease_of_a_later_format_is_held_by_an_owner_who_is_known(id: str) -> None:  # noqa: A002
+def test_a_lease_of_a_newer_format_is_held_by_an_owner_who_is_known(id: str) -> None:  # noqa: A002
     newer = read_holding(NEWER, id, "string 200")
     assert newer == Holding("fedcba9876543210", DRAW, "held", newer_format=2)
     assert newer == read_holding(NEWER)
@@ -101,12 +101,12 @@ def test_a_lease_of_a_later_format_is_held_by_an_owner_who_is_known(id: str) -> 
 
 
 @pytest.mark.parametrize("number", b"23456789")
-def test_a_later_format_has_a_digit_where_the_state_was(number: int) -> None:
+def test_a_newer_format_has_a_digit_where_the_state_was(number: int) -> None:
     value = LOCK.packed[:32] + bytes([number]) + LOCK.packed[33:]
     assert read_holding(value).newer_format == int(chr(number))
 
 
-def test_the_owner_of_a_later_format_is_its_last_part_whatever_stands_in_it() -> None:
+def test_the_owner_of_a_newer_format_is_its_last_part_whatever_stands_in_it() -> None:
     piped = replace(DRAW, command='a|{"b"')
     head = NEWER[: -len(DRAW.packed)]
     assert read_holding(head + piped.packed).owner == piped
@@ -125,7 +125,7 @@ def test_the_owner_of_a_later_format_is_its_last_part_whatever_stands_in_it() ->
         pytest.param(NEWER[:55], id="nothing after the id"),
     ],
 )
-def test_what_only_looks_like_a_later_format_is_foreign(value: bytes) -> None:
+def test_what_only_looks_like_a_newer_format_is_foreign(value: bytes) -> None:
     assert read_holding(value, "made", "string 9").state == "foreign"
 
 

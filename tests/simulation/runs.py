@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 def run(seed: int, control: str | None = None) -> Run:
     """Run the world of a seed, with the rule left out that *control* names."""
-    variant = CONTROLS.get(control or "", SHIPPED)
+    variant = CONTROLS[control] if control else SHIPPED
     began = time.process_time()
     with variant.patched():
         world = variant.world(plan_of(seed, variant.bounds))
@@ -47,7 +47,7 @@ def run(seed: int, control: str | None = None) -> Run:
 
 def story(seed: int, control: str | None = None) -> str:
     """The fewest steps that break a promise in the world of a seed, and how to see it again."""
-    variant = CONTROLS.get(control or "", SHIPPED)
+    variant = CONTROLS[control] if control else SHIPPED
     with variant.patched():
         found = shrunk(plan_of(seed, variant.bounds), variant.world)
     again = f" ARGS='--control \"{control}\"'" if control else ""
