@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from tests.conftest import Locks
+    from tests.conftest import Locks, MakeServer
     from tests.support.servers import Server
 
 LIMIT = 3
@@ -378,6 +379,22 @@ def test_a_connection_that_was_lost_gives_its_place_back(pool: ConnectionPool) -
     for _ in range(LIMIT * 2):
         pool.take(HUNG)
     assert works(pool.take(HUNG))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_connection_that_is_collected_as_garbage_closes_its_socket_first(
+    tls: bool, make_server: MakeServer
+) -> None:
+    server = make_server(tls=tls)
+    connection = Dialer(server.url, {"ssl_ca_certs": server.ca} if tls else {}).dial(HUNG)
+    circle: list[object] = [connection]
+    circle.append(circle)
+    # A collection while a thread reads from the socket: the next one comes to the socket first.
+    sock = connection._socket
+    del connection
+    gc.collect()
+    del sock, circle
+    gc.collect()  # A warning that a socket is open would be an error here.
 
 
 def test_a_retired_pool_keeps_no_connection(pool: ConnectionPool, server: Server) -> None:

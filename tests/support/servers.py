@@ -119,7 +119,7 @@ class Endpoint:
     scheme = "redis"
 
     def __init__(self) -> None:
-        self._clients: weakref.WeakSet[redis.Redis] = weakref.WeakSet()
+        self._disconnect: list[weakref.finalize[..., redis.Redis]] = []
 
     @property
     def url(self) -> str:
@@ -127,16 +127,20 @@ class Endpoint:
         return f"{self.scheme}://{self.host}:{self.port}/0"
 
     def client(self, **options: Any) -> redis.Redis:
-        """Return a plain client that hides nothing: it never retries. Closed with the server."""
+        """Return a plain client that hides nothing: it never retries.
+
+        It is closed with the server, or when it is collected: before its sockets, whatever refers
+        to what.
+        """
         options = {"socket_timeout": 5, "retry": Retry(NoBackoff(), 0), **options}
         client = redis.Redis(host=self.host, port=self.port, **options)
-        self._clients.add(client)
+        self._disconnect.append(weakref.finalize(client, client.connection_pool.disconnect))
         return client
 
     def close(self) -> None:
         """Close the clients handed out."""
-        while self._clients:
-            self._clients.pop().close()
+        while self._disconnect:
+            self._disconnect.pop()()
 
     def _answers(self) -> bool:
         """Is the server ready for commands? That it wants a password is an answer too."""

@@ -13,6 +13,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from django_redislock import clock
 from django_redislock.backends.redis.errors import NotSent, ReplyError
@@ -62,8 +63,11 @@ class Connection:
     )
 
     def __init__(self, redis_connection: redis.Connection) -> None:
-        self._redis_connection = redis_connection  # Kept: it closes the socket when collected.
+        self._redis_connection = redis_connection  # Kept: else it would close the socket.
         self._socket: socket.socket = redis_connection._sock  # type: ignore[assignment] # connected
+        # The garbage collector may find the socket before redis_connection, which closes it. Then
+        # Python would warn about an open socket. This is called before either is collected.
+        finalize(self, self._socket.close).atexit = False
         is_tls = isinstance(self._socket, ssl.SSLSocket)
         # Whether bytes may be written to the socket as to any file.
         self._is_plain = not is_tls and os.name == "posix"
