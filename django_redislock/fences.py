@@ -43,10 +43,15 @@ class FencedLease(Protocol):
     def ensure_held(self) -> None: ...
 
 
+def has_table(model: type[models.Model], using: str) -> bool:
+    """Whether a database has the table of *model*. Raises django.db.Error if it cannot answer."""
+    return model._meta.db_table in connections[using].introspection.table_names()
+
+
 def missing_table(model: type[models.Model], using: str) -> str:
     """What to do if the table of *model* is missing, as a sentence; "" if it is there."""
     try:
-        if model._meta.db_table in connections[using].introspection.table_names():
+        if has_table(model, using):
             return ""
     except Error:
         return ""  # The database does not answer: the first error says that better.

@@ -24,6 +24,7 @@ from django_redislock.celery.message import acks_late, shows_results, visibility
 from django_redislock.celery.options import NEWEST
 from django_redislock.celery.queued import by_majority
 from django_redislock.conf import aliases, conf
+from django_redislock.jobs.options import DATABASE
 from django_redislock.rules.options import terms_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check every single-instance task of the current Celery application."""
     app = app_or_default()
     messages = list(_import_tasks(app))
-    tasks = [task for task in app.tasks.values() if isinstance(task, SingleInstanceTask)]
+    tasks = _tasks(app)
     for task in tasks:
         messages += _check(task)
     if tasks:
@@ -49,7 +50,19 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
     return messages
 
 
+def check_tables(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
+    """For deployment: whether the databases of tasks with atomic have the tables for it."""
+    app = app_or_default()
+    list(_import_tasks(app))  # check_tasks() tells which fail.
+    return [message for task in _tasks(app) for message in _check_tables(task)]
+
+
+def _tasks(app: Celery) -> list[SingleInstanceTask]:
+    return [task for task in app.tasks.values() if isinstance(task, SingleInstanceTask)]
+
+
 checks.register(check_tasks, "django_redislock")
+checks.register(check_tables, "django_redislock", deploy=True)
 
 
 # --- the application ------------------------------------------------------------------------------
@@ -215,6 +228,7 @@ def _check_acknowledgement(task: SingleInstanceTask, terms: Terms) -> Iterator[c
             " others have skipped.",
             "Set acks_late=True on the task, or task_acks_late: then the broker delivers it again."
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
+            ' Or set on_conflict="retry": then another run takes over, also if this one fails.'
             " Silence this if a lost run is better than a second start.",
         )
 
@@ -260,6 +274,22 @@ def _check_calls_during_a_run(
             " and with it what changed since that run began.",
             f"{retry}.",
         )
+
+
+def _check_tables(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
+    from django_redislock.completed_runs import CompletedRun
+    from django_redislock.fences import Fence, missing_table
+
+    options = task.single_instance_options
+    if options.atomic is None:
+        return
+    for model in [Fence, CompletedRun] if options.once == DATABASE else [Fence]:
+        if problem := missing_table(model, options.atomic):
+            yield _error(
+                "E053",
+                f"Task {task.name} has atomic, but {problem}",
+                "Until then each of its runs fails, before its body begins.",
+            )
 
 
 def _time_limit(task: SingleInstanceTask) -> float:

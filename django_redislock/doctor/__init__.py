@@ -9,6 +9,15 @@ from django_redislock.doctor.examination import examine
 from django_redislock.doctor.load import Load, loads
 from django_redislock.doctor.permissions import examine_admin
 from django_redislock.doctor.rights import minimal_acl
+from django_redislock.doctor.tables import examine_tables
 from django_redislock.findings import Finding
 
-__all__ = ["Finding", "Load", "examine", "examine_admin", "loads", "minimal_acl"]
+__all__ = [
+    "Finding",
+    "Load",
+    "examine",
+    "examine_admin",
+    "examine_tables",
+    "loads",
+    "minimal_acl",
+]

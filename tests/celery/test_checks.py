@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import call_command
 
 from django_redislock.celery import single_instance_task
-from django_redislock.celery.checks import check_tasks
+from django_redislock.celery.checks import check_tables, check_tasks
 from tests import ROOT
 from tests.support.celery_app import celery_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.support.databases import MakeDatabase
 
 
 def draw(draw_id: int) -> None:
@@ -121,6 +124,34 @@ def test_the_newest_of_several_calls_is_not_known_to_a_quorum(
     quorum = {"BACKEND": "django_redislock.backends.QuorumBackend", "LOCATION": location}
     settings.REDISLOCK = {"default": quorum}
     assert check(tidy, {}, unique_queued="newest", on_conflict="retry") == ["E051"]
+
+
+@pytest.mark.parametrize(
+    ("options", "migrated_to", "missing"),
+    [
+        ({}, None, []),
+        ({"atomic": "effects"}, None, ["fences"]),
+        ({"atomic": "effects"}, "0002", []),
+        ({"atomic": "effects", "once": "database"}, None, ["fences", "completed runs"]),
+        ({"atomic": "effects", "once": "database"}, "0002", ["completed runs"]),
+        ({"atomic": "effects", "once": "database"}, "0003", []),
+    ],
+)
+def test_a_table_that_a_task_with_atomic_lacks_is_an_error_of_a_deployment(
+    options: dict[str, Any],
+    migrated_to: str | None,
+    missing: list[str],
+    check: Callable[..., list[str]],
+    make_database: MakeDatabase,
+) -> None:
+    database = make_database("effects", migrate=False)
+    if migrated_to:
+        call_command("migrate", "django_redislock", migrated_to, database=database, verbosity=0)
+    check(tidy, {}, **options)
+    found = [one for one in check_tables(None) if "checked.tidy" in one.msg]
+    assert [one.id for one in found] == ["django_redislock.E053"] * len(missing)
+    for one, table in zip(found, missing, strict=True):
+        assert f"has no table of {table}. Run `manage.py migrate" in one.msg
 
 
 PROJECT = {

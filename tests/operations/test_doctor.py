@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection
 
 from django_redislock import LockUnavailable, distributed_lock, doctor, held, task_runs
 from django_redislock.backends import RedisBackend
 from django_redislock.backends.base import Backend
 from django_redislock.backends.quorum import backend as quorum_backend
 from django_redislock.checks import check_servers
+from django_redislock.completed_runs import CompletedRun
 from django_redislock.doctor import keyspace, reach, rights
+from django_redislock.fences import Fence
 from django_redislock.findings import Finding
 from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
 from django_redislock.testing import IN_MEMORY
@@ -32,6 +35,8 @@ from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from django.db.models import Model
 
     from django_redislock.backends.base import TakesCommands
     from django_redislock.rules.forms import Form
@@ -575,12 +580,52 @@ def test_permissions_that_migrate_has_not_made_are_warned_of() -> None:
     assert "permissions" not in run("--alias", "default")[1]
 
 
-def test_a_database_without_tables_is_warned_of() -> None:
+def rename(table: str) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE auth_permission RENAME TO elsewhere")
+        cursor.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
+
+
+def test_a_database_without_tables_is_warned_of() -> None:
+    rename("auth_permission")
     (finding,) = doctor.examine_admin()
     assert finding.level == "warn"
     assert "migrate" in finding.advice
+
+
+# --- the tables of atomic -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "what"), [(Fence, "fences"), (CompletedRun, "completed runs")], ids=["", "once"]
+)
+def test_a_table_that_migrate_has_not_made_is_warned_of(model: type[Model], what: str) -> None:
+    (finding,) = doctor.examine_tables()
+    assert (finding.about, finding.level) == ("tables", "ok")
+    rename(model._meta.db_table)
+    (finding,) = doctor.examine_tables()
+    assert finding.says.startswith(f"database 'default' has no table of {what}, ")
+    assert (finding.level, finding.advice) == ("warn", "Run manage.py migrate django_redislock.")
+    status, out = run()
+    assert status == 0
+    assert "The database\n  warn  tables" in out
+    assert "tables" not in run("--alias", "default")[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(ImproperlyConfigured("no ENGINE"), "ok"), (OperationalError("no route to host"), "warn")],
+    ids=["no database", "no answer"],
+)
+def test_a_default_database_that_cannot_tell_of_its_tables_is_never_said_to_have_them(
+    error: Exception, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(connection.introspection, "table_names", fails)
+    (finding,) = doctor.examine_tables()
+    assert (finding.about, finding.level) == ("tables", level)
+    assert not finding.says.startswith("database 'default' has")
 
 
 # --- manage.py locks doctor -----------------------------------------------------------------------

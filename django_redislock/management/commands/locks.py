@@ -267,14 +267,15 @@ class Command(BaseCommand):
     def _doctor(self, alias: str | None, **options: Any) -> None:
         styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
         printed = []
-        examined: list[tuple[str | None, Iterator[doctor.Finding]]] = [
-            (using, doctor.examine(using)) for using in aliases.named(alias)
+        examined: list[tuple[str, str | None, Iterator[doctor.Finding]]] = [
+            (f"REDISLOCK[{using!r}]", using, doctor.examine(using))
+            for using in aliases.named(alias)
         ]
         if alias is None:
-            examined.append((None, doctor.examine_admin()))
-        for using, findings in examined:
+            examined.append(("The admin", None, doctor.examine_admin()))
+            examined.append(("The database", None, doctor.examine_tables()))
+        for what, using, findings in examined:
             if not options["json"]:
-                what = f"REDISLOCK[{using!r}]" if using else "The admin"
                 self.stdout.write(self.style.MIGRATE_HEADING(what))
             for finding in findings:
                 printed.append({"alias": using, **finding.as_dict()})
