@@ -229,6 +229,8 @@ def _of_record(record: held.Record | None, noted: set[tuple[str, int]]) -> Itera
             continue
         if run.lasted is None:
             says = f"{_who(run.owner)} {how}{_deferred(run.owner)}: {run.reason}."
+            if run is record.last_skip and record.skips > 1:
+                says += f" Since the last success {record.skips} runs were skipped."
             yield Fact(run.at, record.name, says, run.owner)
             continue
         says = f"{_got(run.owner)}. {how} at {_time(run.at)}, after {duration(run.lasted)}."

@@ -49,8 +49,15 @@ def test_a_run_its_deferral_and_its_skip_are_told(stage: Stage, worker: Worker) 
     )
     skip = explained(third)
     assert f"[{third.id}] on " in skip
-    assert re.search(rf"was skipped: busy \(\S+:\d+ {first.id}\)\.", skip)
+    assert re.search(rf"was skipped: busy \(\S+:\d+ {first.id}\)\.$", skip, re.MULTILINE)
     assert re.search(r"state SUCCESS, although the run was skipped \(skipped: busy", skip)
+    fourth = stage.send("skipping", key)
+    assert stage.result(fourth)["skipped"] == "busy"
+    story = locks_command("explain", key).out
+    assert f"{fourth.id}" in story
+    assert re.search(
+        r"was skipped: busy .*\. Since the last success 2 runs were skipped\.$", story, re.MULTILINE
+    )
 
     stage.open_gate(key)
     for sent in (first, second):
