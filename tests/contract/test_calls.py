@@ -82,8 +82,11 @@ class Trace:
         return Way(len(files), len(set(files)), switches)
 
 
-def is_at_most(way: Way, calls: int, files: int, switches: int) -> bool:
-    return way.calls <= calls and way.files <= files and way.switches <= switches
+def one_is_at_most(ways: list[Way], calls: int, files: int, switches: int) -> bool:
+    """Whether one is so short. In others the garbage collector has run, or an answer was late."""
+    return any(
+        way.calls <= calls and way.files <= files and way.switches <= switches for way in ways
+    )
 
 
 def test_a_cycle_is_a_short_way(locks: Locks) -> None:
@@ -93,8 +96,7 @@ def test_a_cycle_is_a_short_way(locks: Locks) -> None:
         with Trace() as trace, distributed_lock("lottery"):
             pass
         ways.append(trace.way)
-    # The shortest: the garbage collector may have run in the others.
-    assert is_at_most(min(ways), calls=40, files=10, switches=24), min(ways)
+    assert one_is_at_most(ways, calls=40, files=10, switches=24), ways
 
 
 async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
@@ -105,7 +107,7 @@ async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
             async with distributed_lock("lottery"):
                 pass
         ways.append(trace.way)
-    assert is_at_most(min(ways), calls=48, files=10, switches=26), min(ways)
+    assert one_is_at_most(ways, calls=48, files=10, switches=26), ways
 
 
 @contextmanager
@@ -131,7 +133,7 @@ def test_a_contended_cycle_is_a_short_way(locks: Locks, settings: Settings) -> N
             with handed_over_by(other, locks), Trace() as trace, distributed_lock("lottery"):
                 pass
             ways.append(trace.way)
-    assert is_at_most(min(ways), calls=58, files=14, switches=37), min(ways)
+    assert one_is_at_most(ways, calls=58, files=14, switches=37), ways
 
 
 async def test_a_contended_cycle_of_a_task_is_a_short_way(locks: Locks, settings: Settings) -> None:
@@ -143,7 +145,7 @@ async def test_a_contended_cycle_of_a_task_is_a_short_way(locks: Locks, settings
                 async with distributed_lock("lottery"):
                     pass
             ways.append(trace.way)
-    assert is_at_most(min(ways), calls=71, files=15, switches=44), min(ways)
+    assert one_is_at_most(ways, calls=71, files=15, switches=44), ways
 
 
 @pytest.mark.parametrize("wait", [0.0, 5.0])
