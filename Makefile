@@ -79,9 +79,12 @@ matrix: $(VENV)/matrix ## Run the quick tests on each Python, with new and old l
 corners: $(VENV)/matrix ## The ends of it: the oldest of all, the newest of all that is found, and the wheel
 	@exec $(BIN)/nox --session corners $(ARGS)
 
-coverage: $(VENV)/test ## Run the tests: which lines and branches do they reach? Also in build/coverage (ARGS as for make test)
+# These interrupt the code after each line, which takes too long if each line is noted, too.
+coverage: UNMEASURED = $(HEAVY) $(addprefix tests/,effects/test_interrupts.py faults/test_process.py \
+	faults/test_signal_handlers.py)
+coverage: $(VENV)/test ## Run most tests: which lines and branches do they reach? Also in build/coverage (ARGS as for make test)
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal $(ARGS); tested=$$?; \
+	@$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal $(or $(ARGS),$(UNMEASURED:%=--ignore=%)); tested=$$?; \
 		$(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report && exit $$tested
 
 mutants: $(VENV)/test ## Change the code in a thousand places: do tests notice? (ARGS='--sample 50 --seed 1')
