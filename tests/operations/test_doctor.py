@@ -596,7 +596,7 @@ def test_a_database_without_tables_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "what"), [(Fence, "fences"), (CompletedRun, "completed runs")], ids=["", "once"]
+    ("model", "what"), [(Fence, "fences"), (CompletedRun, "completed runs")], ids=["fences", "runs"]
 )
 def test_a_table_that_migrate_has_not_made_is_warned_of(model: type[Model], what: str) -> None:
     (finding,) = doctor.examine_tables()
