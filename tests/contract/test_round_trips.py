@@ -5,6 +5,7 @@ A command that is not sent cannot be slow. Every other test passes too if there 
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -116,29 +117,26 @@ async def test_several_locks_cost_each_server_as_many_packets_as_one(
         # A server reads a small packet at once. The question is one too.
         return [int(server.info("stats")["total_reads_processed"]) for server in servers]
 
-    async def cost(*names: str, **options: Any) -> int:
+    async def cost(*names: str, wanted: int = 2, **options: Any) -> int:
         """Of the server that costs most. Watchdogs and replicas send something now and then, and
-        a busy machine may read a packet in two: so the fewest in many tries, for each server.
+        a busy machine may read a packet in two: so the fewest for each server, in as many tries as
+        it takes.
         """
         fewest = [9] * len(servers)
-        for _ in range(30):
+        until = time.monotonic() + HUNG
+        while max(fewest) > wanted and time.monotonic() < until:
             before = packets()
             async with way.entered(distributed_lock(*names, ttl=60, **options)) as lease:
                 assert lease.held
             found = [now - then - 1 for now, then in zip(packets(), before, strict=True)]
             fewest = list(map(min, fewest, found))
-            if max(fewest) <= 2:
-                break
         return max(fewest)
 
     names = [f"account:{number}" for number in range(4)]
     permit_names = [f"export:{number}" for number in range(4)]
-    one, several, permits = (
-        await cost("account"),
-        await cost(*names),
-        await cost(*permit_names, limit=3),
-    )
     # At most: a server that is behind reads two packets at once.
-    assert max(one, several) <= 2
+    assert await cost("account") <= 2
+    assert await cost(*names) <= 2
     # On a quorum the votes for permits take a look at them first.
-    assert permits <= 2 + (place.name == "quorum")
+    wanted = 2 + (place.name == "quorum")
+    assert await cost(*permit_names, limit=3, wanted=wanted) <= wanted
