@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 import traceback
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from celery import Celery
+    from django.db.models import Model
 
     from django_redislock.rules.options import Terms
 
@@ -60,10 +62,13 @@ def check_tables(
     """
     if not databases:
         return []
+    from django_redislock.fences import missing_table
+
     app = app_or_default()
     list(_import_tasks(app))  # check_tasks() tells which fail.
     tasks = [task for task in _tasks(app) if task.single_instance_options.atomic in databases]
-    return [message for task in tasks for message in _check_tables(task)]
+    missing = cache(missing_table)  # Many tasks write to the same tables.
+    return [message for task in tasks for message in _check_tables(task, missing)]
 
 
 def _tasks(app: Celery) -> list[SingleInstanceTask]:
@@ -285,14 +290,16 @@ def _check_calls_during_a_run(
         )
 
 
-def _check_tables(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
+def _check_tables(
+    task: SingleInstanceTask, missing: Callable[[type[Model], str], str]
+) -> Iterator[checks.CheckMessage]:
     from django_redislock.completed_runs import CompletedRun
-    from django_redislock.fences import Fence, missing_table
+    from django_redislock.fences import Fence
 
     options = task.single_instance_options
     assert options.atomic is not None  # See check_tables().
     for model in [Fence, CompletedRun] if options.once == DATABASE else [Fence]:
-        if problem := missing_table(model, options.atomic):
+        if problem := missing(model, options.atomic):
             yield _error(
                 "E053",
                 f"Task {task.name} has atomic, but {problem}",

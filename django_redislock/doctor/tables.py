@@ -40,8 +40,8 @@ def examine_tables() -> Iterator[Finding]:
             yield Finding(
                 "tables",
                 "warn",
-                f"{database} has no table of {' and of '.join(missing)}, so each run with atomic"
-                " fails",
+                f"{database} has no table of {' and of '.join(missing)}, which atomic and"
+                ' once="database" need',
                 "Run manage.py migrate django_redislock.",
             )
         else:
