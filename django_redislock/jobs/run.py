@@ -137,6 +137,11 @@ class JobRun:
         return self.activity.task
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the body was executed, or is."""
+        return self._began is not None
+
+    @property
     def aborts_on_lost(self) -> bool:
         """Whether the body ends at its next look at a lease that is lost."""
         return False
@@ -553,15 +558,22 @@ def run_job(
         job: The full name of the job, as operators will read it.
         name: The lock.
         body: What to do. If it raises, the run has failed.
-        options: Those of a job; on_conflict is no function.
+        options: Those of a job, but no limits; on_conflict is no function.
 
     Raises:
+        ValueError: The options have limits.
         LockTimeout, LockUnavailable, LockLost: See JobRun.execute().
         InvalidLockName: The name cannot be a lock's name.
     """
     checked = check_name(name)
+    options = options or JobOptions()
+    if options.limits:
+        raise ValueError(
+            "run_job() takes one lock, by its name: leave limits out, or decorate a function with"
+            " @single_instance(limits=...)."
+        )
     activity = Activity(task=job)
     named = Named(lambda args, kwargs: checked, checked)
-    run = JobRun(activity, options or JobOptions(), named)
+    run = JobRun(activity, options, named)
     result: Result | Skipped = run.execute(body)
     return result

@@ -465,6 +465,12 @@ def test_what_is_no_function_runs_as_a_job_too(redislock: LockTestKit) -> None:
             "lock": "backup",
             "holder": OTHER,
         }
+    with pytest.raises(
+        ValueError, match=r"run_job\(\) takes one lock, by its name: leave limits out"
+    ):
+        run_job(
+            "backup.sh", "backup", pytest.fail, JobOptions.parse({"limits": [Limit("disk", 1)]})
+        )
 
 
 # --- Skipped --------------------------------------------------------------------------------------
