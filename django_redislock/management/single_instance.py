@@ -99,7 +99,8 @@ class SingleInstanceMixin(_Base):
                 raise  # The error of another lock, in the body.
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
             raise CommandError(visible(str(error)), returncode=status) from error
-        if isinstance(outcome, Skipped):
+        # A body may return the Skipped of another job.
+        if isinstance(outcome, Skipped) and not run.has_begun:
             if status := self.single_instance.get("skip_exit", 0):
                 raise SkippedCommand(outcome, status)
             if options.get("verbosity", 1):

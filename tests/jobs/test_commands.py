@@ -13,7 +13,14 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand
 
-from django_redislock import InvalidLockName, LockTimeout, Skipped, distributed_lock, held
+from django_redislock import (
+    InvalidLockName,
+    LockTimeout,
+    Skipped,
+    distributed_lock,
+    held,
+    single_instance,
+)
 from django_redislock.jobs import Conflict, current_lease
 from django_redislock.management import SingleInstanceMixin
 from tests.support.processes import say
@@ -75,6 +82,25 @@ def test_a_skip_is_one_line_and_no_error(redislock: LockTestKit) -> None:
         with pytest.raises(CommandError) as error:
             call_command(variant(name="import:{source}", skip_exit=4))
         assert (error.value.returncode, error.value.skipped) == (4, skipped)  # type: ignore[attr-defined]
+
+
+def test_a_body_that_returns_the_skip_of_another_job_was_not_skipped_itself(
+    redislock: LockTestKit,
+) -> None:
+    class Both(SingleInstanceMixin, BaseCommand):
+        requires_system_checks = ()
+        single_instance = {"name": "both", "skip_exit": 4}
+
+        def handle(self, *args: Any, **options: Any) -> Any:
+            return single_instance("inner")(lambda: 1)()
+
+    told = io.StringIO()
+    with redislock.simulate_held_by_other("inner"):
+        outcome = call_command(Both(), stdout=told, stderr=told)
+    assert (outcome["lock"], told.getvalue()) == ("inner", "")
+    record = held.job(JOB)
+    assert record is not None
+    assert (record.last_success is None, record.skips) == (False, 0)
 
 
 def test_what_the_lock_raises_is_an_error_of_one_line(redislock: LockTestKit) -> None:
