@@ -164,6 +164,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
                 return found
             try:
                 if self._write_down(entry):
+                    self._said = ""  # The next outage is news.
                     return found
             except LockTimeout:
                 return False, LOOKS_EVERY  # Another beat has its lock, and was stopped, maybe.

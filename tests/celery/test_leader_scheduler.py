@@ -185,6 +185,22 @@ def test_while_the_server_does_not_answer_nothing_is_sent_and_then_it_is(
     scheduler.close()
 
 
+def test_each_outage_is_told_once(
+    app: Celery, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = beat(app)
+    tick(scheduler)
+    for outages in (1, 2):
+        clock.advance(hours=1)
+        with redislock.simulate_unavailable():
+            for _ in range(3):
+                assert tick(scheduler) == []
+        clock.advance(seconds=2)
+        assert tick(scheduler) == ["hourly"]  # It still leads.
+        assert caplog.text.count("This beat sends nothing that is due") == outages
+    scheduler.close()
+
+
 def test_what_nobody_knows_to_be_written_down_is_not_sent(
     app_anywhere: Celery, locks: Locks, proxy: Proxy
 ) -> None:
