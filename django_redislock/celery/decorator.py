@@ -412,7 +412,10 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     # Check now, at the line that is wrong, not when the app is set up.
     checked = SingleInstance.parse(merge([inherited(base or Task), ours]))
     checked.check_redelivered(theirs)
-    naming(checked.key, function, bound=bool(theirs.get("bind")))
+    bound = bool(theirs.get("bind"))
+    how = partial(naming, run=function, bound=bound)
+    how(checked.key)
+    all_makers(checked.limits or (), partial(function, None) if bound else function, how)
 
     def register(app: Celery) -> Task:
         return app.task(

@@ -22,6 +22,7 @@ from kombu.serialization import dumps, loads
 
 from django_redislock import (
     InvalidLockName,
+    Limit,
     LockLost,
     LockMisuse,
     LockTimeout,
@@ -837,6 +838,7 @@ class TestRefusedAtImport:
             ({"colour": "red"}, TypeError, "'colour'.*belongs on the class given as base="),
             ({"key": "lottery:{draw}"}, InvalidLockName, "'draw'.*its arguments are: draw_id"),
             ({"key": "lottery:{"}, InvalidLockName, "no format string"),
+            ({"limits": [Limit("lottery:{draw}", 2)]}, InvalidLockName, "'draw', which"),
             ({"key": 7}, ValueError, "key must be a format string"),
             (
                 {"key": lambda draw_id, country: ""},
