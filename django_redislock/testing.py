@@ -16,7 +16,7 @@ from django_redislock.rules.arguments import seconds as seconds_of
 from django_redislock.rules.flows import Granted
 from django_redislock.rules.forms import FirstTry
 from django_redislock.rules.names import Permit, check_name
-from django_redislock.rules.options import DEFAULT_ALIAS, Options
+from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner
 
@@ -127,18 +127,19 @@ class LockTestKit:
             _memory(alias).advance(left)
 
     def assert_locked(self, name: str, *, using: str = DEFAULT_ALIAS) -> None:
-        """Fail unless somebody holds the lock *name* right now."""
+        """Fail unless somebody holds the lock *name*, or a permit of it, or it cools down."""
         if not self._is_locked(name, using):
             raise AssertionError(f"Lock {name!r} is not held.")
 
     def assert_not_locked(self, name: str, *, using: str = DEFAULT_ALIAS) -> None:
-        """Fail if somebody holds the lock *name* right now."""
+        """Fail if somebody holds the lock *name*, or a permit of it, or it cools down."""
         if self._is_locked(name, using):
             raise AssertionError(f"Lock {name!r} is held.")
 
     def _is_locked(self, name: str, using: str) -> bool:
-        backend = backends[using]
-        return not backend.look_many([Permit(check_name(name))])[0].is_free
+        checked = check_name(name)
+        permits = [Permit(checked, number) for number in range(1, MOST_PERMITS + 1)]
+        return not all(look.is_free for look in backends[using].look_many(permits))
 
 
 def _in_memory(alias: str) -> Backend:

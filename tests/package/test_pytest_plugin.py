@@ -238,3 +238,20 @@ def test_assert_locked_and_its_opposite(place: Place, kit: LockTestKit) -> None:
         with pytest.raises(AssertionError, match="'lottery' is held"):
             kit.assert_not_locked("lottery")
     kit.assert_locked("lottery")  # It cools down.
+
+
+def test_a_lock_is_locked_while_anybody_has_one_of_its_permits(
+    place: Place, kit: LockTestKit
+) -> None:
+    first, second = (distributed_lock("gpu", limit=2, wait=0) for _ in range(2))
+    with second:
+        with first:
+            kit.assert_locked("gpu")
+        kit.assert_locked("gpu")
+    kit.assert_not_locked("gpu")
+    with first, second:
+        first.release()
+        kit.assert_locked("gpu")
+        with pytest.raises(AssertionError, match="'gpu' is held"):
+            kit.assert_not_locked("gpu")
+    kit.assert_not_locked("gpu")
