@@ -177,8 +177,8 @@ def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) 
         LockUnavailable: The server did not or could not answer.
     """
     found = details(_meant_by(name, permit), using=using)
-    # The one that is held, or else was held.
-    shown = max(found, key=lambda one: (one.lock is not None, bool(one.past)))
+    # The first one that is held, as for get(), or else that was held.
+    shown = max(found, key=lambda one: (one.lock is not None, not one.lock and bool(one.past)))
     others = [Permit(shown.key.name, number) for number in range(1, shown.limit + 1)]
     if len(others) == 1 and (shown.lock is None or shown.lock.owner.operator):
         # No owner says a limit here, but a higher permit may still be held.

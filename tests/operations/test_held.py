@@ -168,6 +168,8 @@ def test_each_permit_is_a_row_of_its_own_and_is_ended_alone(place: Place) -> Non
 
 @everywhere
 def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place: Place) -> None:
+    with distributed_lock("gpu#2") as before:
+        before.renew()  # So it has a past, which the permit has not.
     with suppress(LockLost), distributed_lock("gpu#2") as lease:
         assert seen("gpu#2").id == lease.id  # Nobody has the permit.
         permits = [distributed_lock("gpu", limit=2) for _ in range(2)]
@@ -176,6 +178,9 @@ def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place: Place) -
         assert sorted(rows) == [("gpu", "1/2"), ("gpu#2", ""), ("gpu#2", "2/2")]
         (second,) = (one.lease.id for one in permits if one.lease and one.lease.permit == 2)
         assert seen("gpu#2").id == second
+        shown = held.detail("gpu#2").lock
+        assert shown is not None
+        assert shown.id == second
         for name, number, it in (("gpu#2", 1, lease.id), ("gpu", 2, second)):
             exact = held.get(name, permit=number), held.detail(name, permit=number).lock
             assert [one and one.id for one in exact] == [it, it]
