@@ -63,7 +63,8 @@ def explain(
     using = alias or DEFAULT_ALIAS
     asked = [using]
     if job:
-        known.facts.extend(_of_record(held.job(what, using=using), set()))
+        asked = aliases.named(alias)
+        _add_job(known, what, asked)
     else:
         _add_name(known, what, using)
         if not known.facts:
@@ -96,6 +97,15 @@ def explain(
             " ".join([f"Nothing is known of {pasteable(what)}.", *notes]), returncode=FOUND
         )
     finish(known.problems.values())
+
+
+def _add_job(known: Known, job: str, asked: Sequence[str]) -> None:
+    """Add what became of the runs of a job, under all its locks."""
+    for using in asked:
+        try:
+            known.facts.extend(_of_record(held.job(job, using=using), set()))
+        except LockUnavailable as error:
+            known.problems[using] = held.problem(error, using)
 
 
 def _add_name(known: Known, name: str, using: str) -> None:

@@ -113,6 +113,24 @@ def test_a_job_is_explained_over_all_its_locks() -> None:
     assert "It ended well" in locks_command("explain", "lottery.tasks.draw", "--job").out
 
 
+def test_a_job_is_explained_over_all_aliases_that_answer(settings: Any) -> None:
+    settings.REDISLOCK = settings.REDISLOCK | {
+        "other": settings.REDISLOCK["default"] | {"KEY_PREFIX": "other"},
+        "down": {"LOCATION": "redis://127.0.0.1:1/0"},
+    }
+    with (
+        busy_with(Activity(task="lottery.tasks.draw", task_id=ID)),
+        Lock("raffle", OF_OTHER, RunMarker(ID, 60)),
+    ):
+        pass
+    outcome = locks_command("explain", "lottery.tasks.draw", "--job")
+    assert "It ended well" in outcome.out
+    assert outcome.status == 3
+    assert "down" in outcome.err
+    alone = locks_command("explain", "lottery.tasks.draw", "--job", "--alias", "other")
+    assert (alone.status, alone.out) == (0, outcome.out)
+
+
 def test_what_nobody_knows_is_said_in_one_line() -> None:
     outcome = locks_command("explain", "never-seen")
     assert (outcome.status, outcome.out) == (1, "")
