@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from tests.conftest import Locks, Spawn
+    from tests.support.clusters import Cluster
     from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
@@ -335,6 +336,23 @@ async def test_a_wait_links_to_the_span_that_blocks_it(way: Way, locks: Locks, s
     assert held_first.end_time is not None  # The hold goes on after the span in which it began.
     assert holder.end_time is not None
     assert held_first.end_time > holder.end_time
+
+
+def test_a_span_names_no_server_of_a_cluster_since_another_one_may_keep_the_lock(
+    seen: Seen, cluster: Cluster, settings: Settings, key_prefix: str
+) -> None:
+    one_node = cluster.servers[0].url.removesuffix("/0")
+    settings.REDISLOCK = {
+        "default": {
+            "BACKEND": "django_redislock.backends.ClusterBackend",
+            "LOCATION": one_node,
+            "KEY_PREFIX": key_prefix,
+        }
+    }
+    with seen.tracer.start_as_current_span("holder"), distributed_lock("lottery"):
+        pass
+    (hold,) = seen.spans("hold lottery")
+    assert of(hold, "redislock.name", "server.address", "server.port") == ["lottery", None, None]
 
 
 def test_the_record_of_a_holder_has_its_traceparent(locks: Locks, seen: Seen) -> None:

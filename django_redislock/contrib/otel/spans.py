@@ -151,7 +151,8 @@ def _end(span: Span, error: str, at: int | None = None) -> None:
 
 
 def _of_lock(label: str, name: str, alias: str) -> dict[str, AttributeValue]:
-    server = _server(backends[alias].conf.address)
+    backend = backends[alias]
+    server = {} if backend.in_parts else _server(backend.conf.address)
     return {"redislock.name": name, "redislock.template": label, "redislock.alias": alias, **server}
 
 
