@@ -317,5 +317,6 @@ def _searchable(lock: HeldLock) -> str:
         owner.path,
         owner.thread,
         owner.names,
+        owner.reason,
     )
     return "\n".join(about).casefold()

@@ -70,6 +70,7 @@ def test_nobody_gets_a_lock_that_is_held_until_the_hold_is_ended(place: Place) -
         distributed_lock("lottery", wait=0).__enter__()
     assert (refused.value.holder, refused.value.reason) == (WHO, "DB upgrade")
     assert f"is busy: held by {WHO}: DB upgrade; this hold ends in" in str(refused.value)
+    assert "lottery" in locks_command("list", "--search", "upgrade")[1]
     waiting = wait_in_queue()
     assert held.unhold("lottery") is True
     waiting.result(HUNG)
