@@ -407,6 +407,6 @@ def _wait(text: str) -> float:
 
 
 def _status(text: str) -> int:
-    if not (text.isdecimal() and int(text[:4]) <= 255):
+    if not (text.isdecimal() and len(text) <= 3 and int(text) <= 255):
         raise ArgumentTypeError(f"{text!r} is no exit status; write 0 to 255.")
     return int(text)

@@ -253,6 +253,7 @@ def test_what_cannot_be_run_takes_no_lock(tmp_path: Path) -> None:
         (["backup", "--ttl", "soon", "--", "true"], "--ttl: 'soon' is no duration"),
         (["backup", "--ttl", "0.001", "--", "true"], "ttl must be at least 0.05 seconds"),
         (["backup", "--busy-exit", "256", "--", "true"], "'256' is no exit status"),
+        (["backup", "--busy-exit", "0000300", "--", "true"], "'0000300' is no exit status"),
         (["backup", "--limit", "2", "--once", "5m", "--", "true"], "once and limit exclude"),
         (["backup", "--using", "jobs", "--", "true"], "no alias 'jobs'"),
         (["back\nup", "--", "true"], "Invalid lock name"),
