@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import distributed_lock
 from django_redislock.backends.registry import backends
 from django_redislock.holder import current_owner
-from django_redislock.rules.arguments import database
+from django_redislock.rules.arguments import database, part
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import options_of
 from tests.support.others import held_by_other
@@ -55,6 +55,16 @@ def test_a_lease_without_end_is_refused(argument: str, value: Any) -> None:
 def test_what_is_not_true_or_false_is_refused(argument: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{argument} must be True or False"):
         distributed_lock("lottery", **{argument: value})
+
+
+@pytest.mark.parametrize("value", [0, 1, -0.1, 1.1, True, False, "0.5", None, math.nan], ids=repr)
+def test_what_is_no_part_of_the_ttl_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^left must be more than 0 and less than 1, not "):
+        part(value, "left")
+
+
+def test_a_part_is_a_float_between_0_and_1() -> None:
+    assert [part(value, "left") for value in (0.001, 0.5, 0.999)] == [0.001, 0.5, 0.999]
 
 
 def test_a_database_is_named_by_its_alias_or_is_the_default_one() -> None:

@@ -471,12 +471,33 @@ def test_r11_too_few_replicas_undo_the_grant() -> None:
     assert stage.answers(b"8", replicas=2).result.fence == 8
 
 
+def test_a_lookout_knows_who_had_the_lock_when_the_wait_began() -> None:
+    looks = Looks()
+    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=looks))
+    stage.answers([b"queued", b"100", 60_000, b"1", 1, b"first"])
+    assert looks.blocked_by == b"first"
+    stage.rings().is_looked().rings().answers([b"queued", b"100", 60_000, b"1", 0, b"second"])
+    assert looks.blocked_by == b"first"
+
+
+def test_a_lookout_knows_that_too_where_nobody_queues() -> None:
+    looks = Looks()
+    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=looks))
+    lease = f"{TOKEN}hr00000{ID}|41|0|10000|0||".encode()
+    first, second = (lease + Owner(host).packed for host in ("web-1", "web-2"))
+    stage.answers([b"busy", 9000, first, 9000])
+    assert looks.blocked_by == Owner("web-1").packed
+    stage.sleeps().answers([b"busy", 9000, second, 9000])
+    assert looks.blocked_by == Owner("web-1").packed
+
+
 @pytest.mark.proves("R11")
 def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
     stage = acquiring(wait=0.0, replicas=2)
-    with pytest.raises(LockUnavailable, match="1 of the 2 replicas"):  # noqa: PT012
+    with pytest.raises(LockUnavailable, match="1 of the 2 replicas") as error:  # noqa: PT012
         while True:
             stage.answers(b"7", replicas=1)
+    assert error.value.reason == "replicas"
 
 
 @pytest.mark.proves("R4")

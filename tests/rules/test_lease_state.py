@@ -13,7 +13,9 @@ from django_redislock import LockLost, process
 from django_redislock.backends.watchdog import GRAIN
 from django_redislock.rules.arguments import SHORTEST_TTL
 from django_redislock.rules.lease_state import (
+    STANDARD_ALARM,
     WORTH_RENEWING,
+    Alarm,
     LeaseState,
     drift,
     granted_by,
@@ -401,3 +403,58 @@ def test_the_watchdog_is_not_called_while_it_tries_to_renew_already() -> None:
     unanswered.unanswered()
     assert not unanswered.hold_on(END - 1, 60.0)
     assert not unconfirmed.hold_on(0.9, 60.0)
+
+
+# --- danger: a renewal is unanswered, and the end is near ----------------------------------------
+
+
+def test_a_lease_is_endangered_while_a_renewal_is_unanswered_and_half_of_its_ttl_is_left() -> None:
+    one, half = state(), END - TTL / 2
+    assert one.alarm_at(STANDARD_ALARM) == math.inf
+    assert not one.raise_alarm(STANDARD_ALARM, half)  # No renewal is unanswered.
+    assert one.unanswered()
+    assert not one.unanswered()  # Not the first one.
+    assert one.alarm_at(STANDARD_ALARM) == half
+    assert not one.raise_alarm(STANDARD_ALARM, half - 0.001)
+    assert one.raise_alarm(STANDARD_ALARM, half) is True
+    assert one.raise_alarm(STANDARD_ALARM, half) is False  # Somebody has raised it.
+    for at, is_held in ((END - 0.001, True), (END, False)):
+        other = state()
+        other.unanswered()
+        assert other.raise_alarm(STANDARD_ALARM, at) is is_held
+
+
+def test_an_answer_ends_the_danger_and_the_next_danger_raises_the_alarm_again() -> None:
+    one = state()
+    one.unanswered()
+    assert one.raise_alarm(STANDARD_ALARM, 6.0)
+    is_renewed(one, sent=6.0)
+    assert not one.raise_alarm(STANDARD_ALARM, 15.0)
+    one.unanswered()
+    assert one.raise_alarm(STANDARD_ALARM, 15.0)
+
+
+def test_each_alarm_has_its_own_time_and_callback() -> None:
+    one, callback = state(), print
+    quarter = Alarm(0.25, callback)
+    assert quarter.callback is callback
+    one.warn(quarter)
+    assert [*one.alarms] == [STANDARD_ALARM, quarter]
+    assert [*state().alarms] == [STANDARD_ALARM]  # Those of other leases stay as they are.
+    one.unanswered()
+    assert one.alarm_at(quarter) == END - TTL / 4
+    assert [one.raise_alarm(alarm, 6.0) for alarm in one.alarms] == [True, False]
+    assert [one.raise_alarm(alarm, 8.0) for alarm in one.alarms] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("auto_renew", False), ("lost", "taken"), ("is_ended", True)]
+)
+def test_a_lease_that_is_not_renewed_or_is_over_is_not_endangered(
+    attribute: str, value: Any
+) -> None:
+    one = state()
+    one.unanswered()
+    setattr(one, attribute, value)
+    assert one.alarm_at(STANDARD_ALARM) == math.inf
+    assert not one.raise_alarm(STANDARD_ALARM, 6.0)
