@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 from django.utils.timezone import localtime
 
 from django_redislock import held, task_runs
@@ -15,7 +17,7 @@ from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.management import aliases
-from django_redislock.management.console import FOUND, finish
+from django_redislock.management.console import FOUND, USAGE, finish
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.rules.names import Permit, meant_by
@@ -59,6 +61,8 @@ def explain(
     console: Console, *, what: str, job: bool, alias: str | None, json: bool, **options: Any
 ) -> None:
     """Say what is known of a lock, of a job, or of a task's call."""
+    if not what:
+        raise CommandError("Name a lock, a job, or the id of a task.", returncode=USAGE)
     known = Known([], [], {})
     using = alias or DEFAULT_ALIAS
     asked = [using]
@@ -103,9 +107,15 @@ def _add_job(known: Known, job: str, asked: Sequence[str]) -> None:
     """Add what became of the runs of a job, under all its locks."""
     for using in asked:
         try:
-            known.facts.extend(_of_record(held.job(job, using=using), set()))
+            records = held.records(using=using, limit=task_runs.MOST_NAMES, task=job)
         except LockUnavailable as error:
             known.problems[using] = held.problem(error, using)
+            continue
+        # Of no lock in particular.
+        facts = _of_record(records.of_job(job), set())
+        known.facts.extend(fact._replace(lock="") for fact in facts)
+        if records.silent:
+            known.problems[using] = " ".join(held.silence(records.silent, using).values())
 
 
 def _add_name(known: Known, name: str, using: str) -> None:
@@ -118,7 +128,8 @@ def _add_name(known: Known, name: str, using: str) -> None:
         known.facts.extend(_of_locks(meant, using))
     except LockUnavailable as error:
         known.problems[using] = held.problem(error, using)
-    _add_completed(known, CompletedRun.objects.of(meant[-1].label).filter(alias=using))
+    completed = CompletedRun.objects.using(DEFAULT_DATABASE)
+    _add_completed(known, completed.of(meant[-1].label).filter(alias=using))
 
 
 def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
@@ -126,8 +137,12 @@ def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
     for using in asked:
         try:
             permits, partial, silent = held.known_permits(MOST_EXAMINED, using=using)
-            for start in range(0, len(permits), LOOKED_AT_ONCE):
-                facts = _of_locks(permits[start : start + LOOKED_AT_ONCE], using, task_id)
+            by_name: dict[str, list[Permit]] = {}  # The permits of a name are told of together.
+            for permit in permits:
+                by_name.setdefault(permit.name, []).append(permit)
+            names = iter(by_name.values())
+            while some := [*islice(names, LOOKED_AT_ONCE)]:
+                facts = _of_locks([*chain.from_iterable(some)], using, task_id)
                 known.facts.extend(fact for fact in facts if fact.owner.is_task(task_id))
         except LockUnavailable as error:
             known.problems[using] = held.problem(error, using)
@@ -139,7 +154,8 @@ def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
             )
         if silent:
             known.problems[using] = " ".join(held.silence(silent, using).values())
-    _add_completed(known, CompletedRun.objects.filter(task_id=task_id, alias__in=asked))
+    completed = CompletedRun.objects.using(DEFAULT_DATABASE)
+    _add_completed(known, completed.filter(task_id=task_id, alias__in=asked))
     _add_result(known, task_id)
 
 
@@ -200,6 +216,8 @@ def _of_leases(
     for before, waiter in enumerate(detail.waiters if with_waiters else ()):
         place = f"{counted(before, 'waiter')} before it" if before else "the next to get it"
         says = f"{_who(waiter.owner)} began to wait for the lock. It is waiting now, {place}."
+        if waiter.owner.operator:
+            says = f"{_held_back(waiter.owner, 'will hold')}, as soon as it is free."
         yield Fact(now - waiter.waiting_for, detail.name, says, waiter.owner)
 
 
@@ -295,7 +313,7 @@ def _add_completed(known: Known, rows: CompletedRuns) -> None:
     """Add the completed runs among *rows*, or a note if the database cannot answer."""
     try:
         found = list(rows)
-    except DatabaseError:
+    except (DatabaseError, InterfaceError, ImproperlyConfigured):
         note = f"Database {DEFAULT_DATABASE!r} cannot tell of completed runs."
         if note not in known.notes:  # It is asked for a name, and then for a task.
             known.notes.append(note)

@@ -12,6 +12,7 @@ from django_redislock import distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.lock import Lock
+from django_redislock.management import explain
 from django_redislock.rules.flows import Busy, RunMarker
 from django_redislock.rules.options import Options
 from tests.operations.test_locks_command import locks_command
@@ -129,6 +130,60 @@ def test_a_job_is_explained_over_all_aliases_that_answer(settings: Any) -> None:
     assert "down" in outcome.err
     alone = locks_command("explain", "lottery.tasks.draw", "--job", "--alias", "other")
     assert (alone.status, alone.out) == (0, outcome.out)
+
+
+def test_a_job_of_which_a_silent_node_may_know_more_is_not_told_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run("lottery", ID)
+    records = held.records
+
+    def without_one(**how: Any) -> Any:
+        found = records(**how)
+        found.silent = ["10.0.0.9:7001"]
+        return found
+
+    monkeypatch.setattr(held, "records", without_one)
+    for job, told in (("lottery.tasks.draw", "It ended well"), ("shop.nothing", "")):
+        outcome = locks_command("explain", job, "--job")
+        assert (outcome.status, told in outcome.out) == (3, True)
+        assert "10.0.0.9:7001" in outcome.err
+
+
+def test_a_task_under_several_permits_of_a_lock_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(explain, "LOOKED_AT_ONCE", 1)
+    with (
+        Lock("gpu", Options(ttl=10, limit=2)),
+        busy_with(Activity(task="lottery.tasks.draw", task_id=ID)),
+        Lock("gpu", Options(ttl=10, limit=2)),
+    ):
+        assert len(locks_command("explain", ID, "--json").json["facts"]) == 1
+
+
+def test_completed_runs_are_looked_for_where_they_are_said_to_be(settings: Any) -> None:
+    class Elsewhere:
+        def db_for_read(self, *_: Any, **__: Any) -> str:
+            return "elsewhere"
+
+    add_run("lottery", 90)
+    settings.DATABASE_ROUTERS = [Elsewhere()]
+    assert "was completed in database 'default'" in locks_command("explain", "lottery").out
+
+
+def test_a_hold_that_has_not_begun_is_told_as_one() -> None:
+    with distributed_lock("lottery"):
+        held.hold("lottery", 60, by="ann", reason="upgrade")
+        told = locks_command("explain", "lottery").out
+    assert "ann will hold the lock from everybody, because of 'upgrade', as soon as" in told
+
+
+def test_nothing_is_no_name() -> None:
+    for args in (["explain", ""], ["explain", "", "--job"]):
+        outcome = locks_command(*args)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert outcome.err == "Name a lock, a job, or the id of a task."
 
 
 def test_what_nobody_knows_is_said_in_one_line() -> None:
