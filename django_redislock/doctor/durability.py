@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def persistence(server: Server) -> Iterator[Finding]:
     info = server.info
+    if not info:
+        return  # Nobody knows, and version() has said so.
     failed = [
         key
         for key in ("rdb_last_bgsave_status", "aof_last_write_status")
@@ -75,6 +77,8 @@ def _last_second(server: Server) -> Finding:
 
 
 def replication(server: Server) -> Iterator[Finding]:
+    if not server.info:
+        return  # Nobody knows, and version() has said so.
     backend = server.backend
     replicas, acknowledged = server.number("connected_slaves"), backend.conf.replicas_ack
     if server.info.get("role") == "slave":

@@ -86,7 +86,7 @@ def version(server: Server) -> Iterator[Finding]:
 def cluster_mode(server: Server) -> Iterator[Finding]:
     """Whether a server of a cluster is used by a backend that does not know clusters."""
     backend = server.backend
-    if backend.in_buckets:
+    if backend.in_buckets or not server.info:
         return
     if not server.number("cluster_enabled"):
         yield Finding("cluster", "ok", "a server of its own, not one of a cluster")

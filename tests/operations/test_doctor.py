@@ -547,6 +547,7 @@ def test_without_the_right_to_ask_much_is_unknown_and_nothing_breaks(locks: Lock
     found = findings()
     assert found["version"].level == found["eviction"].level == "warn"
     assert found["rights"].level == "ok"
+    assert not found.keys() & {"replication", "persistence", "cluster"}
 
 
 def test_rights_that_another_doctor_keeps_from_being_tried_are_not_said_to_be_fine(
