@@ -184,8 +184,8 @@ def _check_key(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckM
 
 
 def _check_visibility(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
-    limits = (terms.max_hold, _time_limit(task))
-    longest = max((limit for limit in limits if math.isfinite(limit)), default=0.0)
+    limits = (_time_limit(task), terms.max_hold)  # Celery ends the run at the first of them.
+    longest = next((limit for limit in limits if math.isfinite(limit)), 0.0)
     redelivered_after = visibility_timeout(task.app)
     if acks_late(task) and longest > redelivered_after:
         yield _warning(

@@ -60,6 +60,7 @@ def check() -> Iterator[Callable[..., list[str]]]:
         (draw, {}, {"acks_late": True, "time_limit": 1800, "key": "lottery"}, []),
         (tidy, {}, {"acks_late": True, "max_hold": 7200}, ["W051"]),
         (tidy, {"task_acks_late": True, "task_time_limit": 7200}, {}, ["W051"]),
+        (tidy, {}, {"acks_late": True, "max_hold": 7200, "time_limit": 60}, []),
         (
             tidy,
             {"broker_transport_options": {"visibility_timeout": 9000}},
