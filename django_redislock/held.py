@@ -180,7 +180,8 @@ def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) 
     # The first one that is held, as for get(), or else that was held.
     shown = max(found, key=lambda one: (one.lock is not None, not one.lock and bool(one.past)))
     others = [Permit(shown.key.name, number) for number in range(1, shown.limit + 1)]
-    if len(others) == 1 and (shown.lock is None or shown.lock.owner.operator):
+    lock = shown.lock
+    if len(others) == 1 and (lock is None or lock.state == "foreign" or lock.owner.operator):
         # No owner says a limit here, but a higher permit may still be held.
         listed = backends[using].held_permits(MOST_LOOKS).permits
         others = [one for one in listed if one.name == shown.key.name]

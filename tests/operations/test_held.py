@@ -194,6 +194,19 @@ def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place: Place) -
 
 
 @on_servers
+def test_a_foreign_key_hides_no_other_permit(place: ServerPlace) -> None:
+    permits = [distributed_lock("gpu", limit=2) for _ in range(2)]
+    assert all(permit.acquire() for permit in permits)
+    place.locks.redis.set(lock_keys(place.locks.prefix, "gpu", 1).lock, "foreign", px=60_000)
+    shown = held.detail("gpu")
+    assert shown.lock is not None
+    assert (shown.lock.state, [one.name for one in shown.others]) == ("foreign", ["gpu#2"])
+    for permit in permits:
+        with suppress(LockLost):
+            permit.release()
+
+
+@on_servers
 def test_a_permit_whose_holder_nobody_can_read_has_its_number(place: ServerPlace) -> None:
     place.locks.redis.set(lock_keys(place.locks.prefix, "gpu", 2).lock, "somebody's", px=60_000)
     lock = seen("gpu#2")
