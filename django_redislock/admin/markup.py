@@ -53,7 +53,7 @@ def state(lock: HeldLock) -> SafeString:
     badges = []
     if lock.permit:
         badges.append(("permit", f"permit {lock.permit}", PERMIT))
-    if lock.state != "held" or not lock.permit:
+    if lock.state != "held" or lock.handed_over or not lock.permit:
         label = lock.shown_state if lock.handed_over else STATES[lock.state][0]
         badges.append((lock.state, label, _state_means(lock)))
     if lock.circle:
