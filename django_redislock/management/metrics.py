@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -86,6 +88,8 @@ def show(
         except OSError as error:
             raise CommandError(f"--output: {error}", returncode=USAGE) from error
     else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # Prometheus reads nothing else.
         console.out.write(content, str, ending="")
     finish(problems)
 

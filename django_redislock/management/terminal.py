@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from django.utils.timezone import localtime
 
@@ -38,11 +38,13 @@ def pasteable(name: str) -> str:
 
 
 @overload
-def moment(at: float, *, iso: bool = True) -> str: ...
+def moment(at: float, *, iso: Literal[False]) -> str: ...
 @overload
 def moment(at: float | None, *, iso: bool = True) -> str | None: ...
 def moment(at: float | None, *, iso: bool = True) -> str | None:
-    """A time in seconds since the epoch, in the zone of the settings; None stays None.
+    """A time in seconds since the epoch, in the zone of the settings.
+
+    None stays None. Only a foreign key names a time after the year 9999; to programs it is None.
 
     Args:
         at: The time.
@@ -50,7 +52,10 @@ def moment(at: float | None, *, iso: bool = True) -> str | None:
     """
     if at is None:
         return None
-    there = localtime(datetime.fromtimestamp(at, UTC))
+    try:
+        there = localtime(datetime.fromtimestamp(at, UTC))
+    except (OverflowError, ValueError, OSError):
+        return None if iso else "after the year 9999"
     return there.isoformat(*(("T", "milliseconds") if iso else (" ", "seconds")))
 
 
