@@ -379,6 +379,14 @@ def test_the_list_can_be_searched_filtered_and_sorted(
         assert rows(operator.get(LIST, query)) == found
 
 
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_lock_that_was_handed_over_says_so(operator: Client, limit: int | None) -> None:
+    lock = distributed_lock("lottery", limit=limit, wait=0)
+    with lock as lease:
+        lease.hand_over()
+        assert ">handed over<" in text(operator.get(LIST)).replace("\n", "")
+
+
 def test_filters_offer_what_there_is(operator: Client) -> None:
     with held_by("a", "web-1"), held_by("b", "web-2", task="shop.tasks.pay"):
         shown = text(operator.get(LIST, {"host": "web-1"}))
