@@ -494,6 +494,7 @@ def announce(
     delay: float = 0.0,
     lives: float = math.inf,
     arguments: bytes = b"",
+    task: str = "",
     using: str,
 ) -> str:
     """Announce a call that is about to be queued. For *ttl* seconds it is the only one.
@@ -507,10 +508,12 @@ def announce(
         arguments: With which the call that stands for this one is to run; retract() returns them.
             b"" leaves that call its own. b"-" means too long to keep, so no call stands for this
             one.
+        task: The name of its task. A call of another task, with the same lock, neither stands for
+            this one nor makes way for it.
         using: The alias of the lock.
 
     Returns:
-        "" if this call is the queued one. Else the id of the queued call, which stands for this one
+        "" if this call is to be queued. Else the id of the queued call, which stands for this one
         too: it runs no later, and expires no earlier, give or take a second.
 
     Raises:
@@ -518,7 +521,8 @@ def announce(
     """
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
-    asked = task_id, *times, end, arguments
+    # A bar ends a part of the note.
+    asked = task_id, *times, end, arguments, task.replace("|", "/").encode(errors="replace")
     waiting: bytes = _call(scripts.ANNOUNCE, name, *asked, using=using)
     return waiting.decode()
 

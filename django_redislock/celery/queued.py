@@ -1,9 +1,10 @@
-"""unique_queued: of the calls with one key, only one waits in the broker's queue at a time.
+"""unique_queued: of a task's calls with one key, only one waits in the broker's queue at a time.
 
 A call is announced before it is published. It is retracted when the body of its run starts, or when
-it is known that none will. Until then it stands for every other call with the same key; those are
-not published. This saves work, and guarantees nothing: ``send_task`` and other applications publish
-without asking. The lock around the body still keeps the runs apart.
+it is known that none will. Until then it stands for every other call of its task with the same key;
+those are not published. Of two tasks with one key, only one has a call announced at a time. This
+saves work, and guarantees nothing: ``send_task`` and other applications publish without asking. The
+lock around the body still keeps the runs apart.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ def publish_once(
 ) -> AsyncResult:
     """Publish a call, unless another one that waits in the queue stands for it.
 
-    The waiting call has the same key, runs no later and expires no earlier. It runs with its own
-    arguments, or with *arguments* if there are any. A published call stands for later ones.
+    The waiting call is of the same task, has the same key, runs no later and expires no earlier. It
+    runs with its own arguments, or with *arguments* if there are any. A published call stands for
+    later ones, unless a call of another task with the same key is announced.
 
     Args:
         task: The task.
@@ -124,8 +126,9 @@ def _announce(
     # RabbitMQ drops a message that has expired without telling a worker.
     ttl = min(options.queued_ttl, lives)
     try:
+        when = {"delay": delay, "lives": lives}
         return task_runs.announce(
-            name, task_id, ttl, delay=delay, lives=lives, arguments=arguments, using=options.using
+            name, task_id, ttl, **when, arguments=arguments, task=task.name, using=options.using
         )
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.

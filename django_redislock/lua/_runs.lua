@@ -6,7 +6,7 @@
 --           skips: how many since the last success
 --           skipped: when(ms) "," of each of the last skips
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
---           terms: when(ms) the queued task may run "|" when(ms) its message expires, or nothing
+--           terms: when(ms) the queued task may run "|" when(ms) its message expires, or nothing "|" name of the task
 --           asked: when(ms) the last call was made that was not published because of the queued one
 --           last, last:ID: see _last_call.lua
 --           started: the run that has begun, in the same form; why is the id of its lease, by which

@@ -2,17 +2,22 @@
 -- ARGV  id of the task, ttl (ms), ms until it may run, ms until its message expires; '' for never
 --       arguments with which the waiting task is to run in place of its own; '' for its own; '-' if they are too
 --       long to be kept, so that this task is published
+--       name of the task, without "|"; '' or nothing: a call of any task
 -- returns '' if it is to be published, else the id of the task that waits already, and stands for this call too
 local RUNS = unpack(KEYS)
 -- include _lease
 -- include _last_call
-local id, ttl, delay, lives, arguments = unpack(ARGV)
+local id, ttl, delay, lives, arguments, task = unpack(ARGV)
 local SLACK = 1000 -- ms by which two times may differ and count as one
+task = task or ''
 local ms = milliseconds(clock())
 local due, dies = ms + (delay or 0), tonumber(lives) and ms + lives
 local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)|(.*)$')
 if expiry and tonumber(expiry) > ms and waiting ~= id then
-  local its_due, its_end = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)')
+  local its_due, its_end, its_task = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)|?([^|]*)')
+  if task ~= '' and (its_task or '') ~= '' and its_task ~= task then
+    return '' -- two tasks with one key: a call of the other does not do the work of this one
+  end
   its_end = tonumber(its_end)
   if arguments ~= '-' and its_due and tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
     if arguments and arguments ~= '' then
@@ -34,6 +39,6 @@ if arguments and arguments ~= '' then
 end
 call('HDEL', RUNS, 'asked')
 call('HSET', RUNS, 'queued', digits(ms + ttl) .. '|' .. id)
-call('HSET', RUNS, 'terms', digits(due) .. '|' .. (dies and digits(dies) or ''))
+call('HSET', RUNS, 'terms', digits(due) .. '|' .. (dies and digits(dies) or '') .. (task ~= '' and '|' .. task or ''))
 call('PEXPIRE', RUNS, digits(math.max(call('PTTL', RUNS), ttl)))
 return ''

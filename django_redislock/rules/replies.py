@@ -76,6 +76,7 @@ class AnnounceArgs(NamedTuple):
     delay: int | str = ""  # ms
     lives: int | str = ""  # ms
     arguments: bytes = b""
+    task: str = ""
 
 
 # --- replies to an acquire that grants nothing ----------------------------------------------

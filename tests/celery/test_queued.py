@@ -52,6 +52,20 @@ class TestWithoutWorker:
         assert own_stage.send("queued", "a").id != own_stage.send("queued", "b").id
         assert waiting(own_stage) == 2
 
+    def test_two_tasks_with_one_key_do_not_take_each_others_calls(self, own_stage: Stage) -> None:
+        key, newest = own_stage.key(), own_stage.task("queued_newest")
+        first = own_stage.send("queued_retrying", key)
+        other = newest.delay(key, "its own")
+        assert other.id != first.id
+        assert own_stage.send("queued_retrying", key).id == first.id
+        assert newest.delay(key, "also its own").id != first.id
+        assert waiting(own_stage) == 3
+        own_stage.start()
+        assert own_stage.result(first) == own_stage.result(other) == f"did {key}"
+        own_stage.wait_until_idle()
+        said = [one["what"] for one in own_stage.events(key, "what")]
+        assert sorted(said) == ["also its own", "its own"]
+
     def test_the_second_caller_gets_the_result_of_the_first_call(self, own_stage: Stage) -> None:
         key = own_stage.key()
         own_stage.send("queued", key)

@@ -27,7 +27,7 @@ def announce(
     *terms: int | str,
     ttl: int = 5000,
 ) -> object:
-    """With terms: ms until it may run, until its message expires, and its arguments."""
+    """With terms: ms until it may run, until its message expires, its arguments, and its task."""
     return server.run(scripts.ANNOUNCE, task, ttl, *terms)
 
 
@@ -81,9 +81,34 @@ def test_a_call_stands_for_another_that_may_not_run_sooner_or_be_dropped_later(
     assert announce(server, "b", *second) == ("a" if stands else "")
 
 
+def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server: Keyspace) -> None:
+    announce(server, "a", 0, "", "", "bill")
+    announced = server.fields(KEYS.runs)
+    assert announced["terms"] == f"{server.ms}||bill"
+    assert announce(server, "b", 0, "", "its arguments", "export") == ""
+    assert server.fields(KEYS.runs) == announced
+    assert announce(server, "c", 0, "", "", "bill") == "a"
+    requeue(server, "a")
+    assert announce(server, "d", 0, "", "", "export") == ""
+    assert announce(server, "e", 0, "", "", "bill") == "a"
+    server.run(scripts.RETRACT, "a")
+    assert announce(server, "f", 7, 900, "", "export") == ""
+    assert server.fields(KEYS.runs)["terms"] == f"{server.ms + 7}|{server.ms + 900}|export"
+
+
+def test_a_call_of_which_an_older_version_names_no_task_stands_for_every_call(
+    server: Keyspace,
+) -> None:
+    announce(server, "a")
+    assert announce(server, "b", 0, "", "", "bill") == "a"
+    server.run(scripts.RETRACT, "a")
+    announce(server, "c", 0, "", "", "bill")
+    assert announce(server, "d") == "c"
+
+
 def test_an_announcement_without_terms_stands_for_every_call(server: Keyspace) -> None:
     server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
-    assert announce(server, "b") == "a"
+    assert announce(server, "b") == announce(server, "b", 0, "", "", "task") == "a"
 
 
 def test_the_waiting_run_is_given_the_arguments_of_the_last_call(server: Keyspace) -> None:
@@ -158,13 +183,15 @@ def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server: Keyspac
 
 def test_what_a_newer_version_has_added_to_an_announcement_is_passed_over(server: Keyspace) -> None:
     announce(server, "a")
-    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
-    assert announce(server, "b", 0, 5000) == ""  # It may be dropped later than a.
+    its_end = f"{server.ms + 900}|task|more"
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{its_end}")
+    assert announce(server, "b", 0, 5000, "", "task") == ""  # It may be dropped later than a.
     assert server.fields(KEYS.runs)["queued"].endswith("|b")
-    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
-    assert announce(server, "c", 0, 900) == "b"
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{its_end}")
+    assert announce(server, "c", 0, 900, "", "other") == ""
+    assert announce(server, "c", 0, 900, "", "task") == "b"
     requeue(server, "b")
-    assert server.fields(KEYS.runs)["terms"] == f"0|{server.ms + 900}"
+    assert server.fields(KEYS.runs)["terms"] == f"0|{its_end}"
 
 
 def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_published(
