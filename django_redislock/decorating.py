@@ -88,7 +88,7 @@ def check_decorated(function: object, line: str) -> None:
         cure = f"; write @{type(function).__name__} above {line}" * hasattr(function, "__get__")
         raise TypeError(f"{of} decorates functions, not {function!r}{cure}.")
     if _generates(function):
-        raise _runs_too_late(function, of)
+        raise _runs_too_late(function, line)
 
 
 def _decorator_of(line: str) -> str:
@@ -98,16 +98,40 @@ def _decorator_of(line: str) -> str:
 def finished(function: Callable[Parameters, Returned], line: str) -> Callable[Parameters, Returned]:
     """The same function, but its result must not have work left to do after the release."""
 
-    @functools.wraps(function)
-    def finished_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        result = function(*args, **kwargs)
-        if inspect.isawaitable(result) or inspect.isgenerator(result):
-            if hasattr(result, "close"):
-                result.close()
-            raise _runs_too_late(function, _decorator_of(line))
+    def check(result: Returned) -> Returned:
+        is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
+        if is_generator or inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()  # Or Python would say that it was never awaited.
+            raise _runs_too_late(function, line)
         return result
 
+    if is_awaited(function):
+
+        @functools.wraps(function)
+        async def afinished_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
+            return check(await function(*args, **kwargs))  # type: ignore[misc] # see above
+
+        return afinished_call  # type: ignore[return-value] # it is the coroutine that is returned
+
+    @functools.wraps(function)
+    def finished_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        return check(function(*args, **kwargs))
+
     return finished_call
+
+
+def called(body: Callable[[], Returned], line: str) -> Callable[[], Returned]:
+    """As finished(), for what is called at once by *line*, and not decorated.
+
+    Raises:
+        TypeError: It is no function, or its body would run after the call.
+    """
+    if not callable(body):
+        raise TypeError(f"{line} calls a function, not {body!r}.")
+    if is_awaited(body) or _generates(body):
+        raise _runs_too_late(body, line)
+    return finished(body, line)
 
 
 def is_awaited(function: Callable[..., Any]) -> bool:
@@ -125,7 +149,10 @@ def _generates(function: Callable[..., Any]) -> bool:
     """Whether a call runs nothing of its body; also if contextlib.contextmanager is over it."""
     if getattr(function, "__globals__", {}).get("__name__") == "contextlib":
         function = inspect.unwrap(function)
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    return any(
+        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one)
+        for one in (function, type(function).__call__)
+    )
 
 
 def without_transaction(function: Callable[..., Any], line: str) -> TypeError:
@@ -137,10 +164,13 @@ def without_transaction(function: Callable[..., Any], line: str) -> TypeError:
     )
 
 
-def _runs_too_late(function: Callable[..., Any], of: str) -> TypeError:
+def _runs_too_late(function: Callable[..., Any], line: str) -> TypeError:
     what = "the generator function " if _generates(function) else ""
+    name = getattr(function, "__qualname__", function)
+    verb, cure = "decorate", "Use `with` within the body, or decorate the coroutine function itself"
+    if not line.startswith("@"):
+        verb, cure = "run", "Decorate a coroutine function with @single_instance"
     return TypeError(
-        f"{of} cannot decorate {what}{getattr(function, '__qualname__', function)}():"
-        " its body runs after the call has returned, when the lock is released. Use `with` within"
-        " the body, or decorate the coroutine function itself."
+        f"{_decorator_of(line)} cannot {verb} {what}{name}(): its body runs after the call has"
+        f" returned, when the lock is released. {cure}."
     )

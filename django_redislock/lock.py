@@ -325,6 +325,7 @@ class Lock(Holds):
         options = self._options
         place = f"{line} of {function.__module__}.{getattr(function, '__qualname__', function)}()"
         handle_of = self._maker(function, place)
+        body = finished(function, line)
 
         if is_awaited(function):
             if options.atomic is not None:
@@ -335,11 +336,9 @@ class Lock(Holds):
             @functools.wraps(function)
             async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
                 async with handle_of(args, kwargs):
-                    return await function(*args, **kwargs)  # type: ignore[misc] # see above
+                    return await body(*args, **kwargs)  # type: ignore[misc] # see above
 
             return alocked  # type: ignore[return-value] # it is the coroutine that is returned
-
-        body = finished(function, line)
 
         @functools.wraps(function)
         def locked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:

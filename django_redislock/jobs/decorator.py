@@ -182,6 +182,7 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
     job = full_name(function)
     named = namings(name, options, function, job)
     activity = Activity(task=job)
+    body = finished(function, line)
 
     if is_awaited(function):
         if options.atomic is not None:
@@ -190,11 +191,9 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
         @functools.wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
             of_call = JobRun(activity, options, named, args, kwargs, sender=arun)
-            return await of_call.aexecute(function)
+            return await of_call.aexecute(body)
 
         return _with_name(arun, named.name_of)
-
-    body = finished(function, line)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

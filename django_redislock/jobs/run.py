@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, signals, task_runs
 from django_redislock.activity import Activity, current_activity
+from django_redislock.decorating import called
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
 from django_redislock.jobs.options import DATABASE, Conflict, JobOptions
@@ -561,6 +562,7 @@ def run_job(
         options: Those of a job, but no limits; on_conflict is no function.
 
     Raises:
+        TypeError: *body* is no function, or its work runs only after the call.
         ValueError: The options have limits.
         LockTimeout, LockUnavailable, LockLost: See JobRun.execute().
         InvalidLockName: The name cannot be a lock's name.
@@ -572,8 +574,9 @@ def run_job(
             "run_job() takes one lock, by its name: leave limits out, or decorate a function with"
             " @single_instance(limits=...)."
         )
+    work = called(body, "run_job()")
     activity = Activity(task=job)
     named = Named(lambda args, kwargs: checked, checked)
     run = JobRun(activity, options, named)
-    result: Result | Skipped = run.execute(body)
+    result: Result | Skipped = run.execute(work)
     return result

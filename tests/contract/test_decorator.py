@@ -267,6 +267,43 @@ def test_a_plain_function_whose_answer_is_awaited_is_refused(place: Place) -> No
     assert held_names() == []
 
 
+def _yields() -> Any:
+    yield 1
+
+
+async def _ayields() -> Any:
+    yield 1
+
+
+WORK_TO_DO = [_in_the_body, _yields, _ayields]
+
+
+@both_ways
+@pytest.mark.parametrize("work", WORK_TO_DO)
+async def test_a_result_with_work_still_to_do_is_refused(
+    way: Way, place: Place, work: Callable[[], Any]
+) -> None:
+    def later() -> Any:
+        return work()
+
+    async def alater() -> Any:
+        return work()
+
+    function = distributed_lock("lottery")(later if way.name == "sync" else alater)
+    with pytest.raises(TypeError, match=r"later\(\): its body runs after the call"):
+        await way.call(function)
+    assert held_names() == []
+
+
+@pytest.mark.parametrize("work", [_yields, _ayields])
+def test_an_object_that_is_called_like_a_generator_function_is_refused(
+    work: Callable[[], Any],
+) -> None:
+    streaming = type("Streaming", (), {"__call__": staticmethod(work)})()
+    with pytest.raises(TypeError, match=r"the generator function <.*Streaming"):
+        distributed_lock("lottery")(streaming)
+
+
 def test_a_name_with_an_objects_address_would_be_a_lock_of_its_own(place: Place) -> None:
     class Job:
         @distributed_lock("job:{self}")

@@ -38,7 +38,7 @@ from tests.support.faults import calls
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from django_redislock.testing import LockTestKit
     from tests.conftest import Locks
@@ -555,6 +555,47 @@ def test_a_celery_task_belongs_above() -> None:
         single_instance("import")(shared_task(load))
 
 
-def test_a_function_that_returns_work_still_to_do_is_refused(redislock: LockTestKit) -> None:
+async def agenerate() -> AsyncIterator[int]:
+    """Runs too late."""
+    yield 1
+
+
+WORK_TO_DO = [lambda: aload("eu"), generate, agenerate]
+
+
+@blocking_or_not
+@pytest.mark.parametrize("work", WORK_TO_DO, ids=["coroutine", "generator", "async generator"])
+def test_a_function_that_returns_work_still_to_do_has_failed(
+    redislock: LockTestKit, is_async: bool, work: Callable[[], Any]
+) -> None:
+    async def astarted() -> Any:
+        return work()
+
+    def started() -> Any:
+        return work()
+
+    run = single_instance("import")(astarted if is_async else started)
     with pytest.raises(TypeError, match="runs after the call has returned"):
-        single_instance(lambda: aload("eu"))()
+        asyncio.run(run()) if is_async else run()
+    record = held.record("import")
+    assert record is not None
+    assert (record.last_success, record.last_failure is None) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        (lambda: aload("eu"), r"<lambda>\(\): its body runs after the call"),
+        (aload, r"run_job cannot run aload\(\): .* Decorate a coroutine function with @single"),
+        (generate, r"the generator function generate\(\)"),
+        (agenerate, r"the generator function agenerate\(\)"),
+        (None, r"run_job\(\) calls a function, not None"),
+    ],
+)
+def test_run_job_refuses_work_that_would_run_after_its_call(
+    redislock: LockTestKit, work: Any, says: str
+) -> None:
+    with pytest.raises(TypeError, match=says):
+        run_job("backup.sh", "backup", work)
+    record = held.record("backup")
+    assert record is None or record.last_success is None
