@@ -5,13 +5,12 @@ Imported from held.py, which finds them.
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock.humanize import duration
 from django_redislock.jsonable import Jsonable
-from django_redislock.rules.names import Permit
+from django_redislock.rules.names import Permit, normalized
 from django_redislock.rules.options import MOST_PERMITS
 from django_redislock.rules.stored import read_noted_lease
 
@@ -245,7 +244,7 @@ class Selection:
     def __post_init__(self) -> None:
         # As names are: typed or pasted text may be another form of the same letters.
         for part in ("search", "prefix"):
-            object.__setattr__(self, part, unicodedata.normalize("NFC", getattr(self, part)))
+            object.__setattr__(self, part, normalized(getattr(self, part)))
 
     def check(self) -> None:
         """Refuse an unknown state: no lock would ever be in it, and that would look healthy.

@@ -6,7 +6,6 @@ Also the call that waits in the broker's queue, of a task that is queued once at
 from __future__ import annotations
 
 import math
-import unicodedata
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,7 @@ from django_redislock.humanize import duration, visible
 from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.names import Permit, check_name
+from django_redislock.rules.names import Permit, check_name, normalized
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.replies import (
     CallsReply,
@@ -205,7 +204,7 @@ def records(
     backend = backends[using]
     listed = MOST_NAMES if task or prefix else limit
     permits, total, silent = backend.ran_permits(listed)
-    prefix = unicodedata.normalize("NFC", prefix)  # As names are.
+    prefix = normalized(prefix)  # As names are.
     names = [one.name for one in permits if one.name.startswith(prefix)]
     found = Records()
     found.partial = total > listed

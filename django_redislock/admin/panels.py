@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from django_redislock.admin.changelist import FREE
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import duration, visible
 from django_redislock.models import LockPage
-from django_redislock.rules.names import Permit
+from django_redislock.rules.names import Permit, normalized
 
 if TYPE_CHECKING:
     from django_redislock.admin.changelist import Rows
@@ -64,7 +63,7 @@ def _skipped(rows: Rows) -> list[dict[str, Any]]:
 
 def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
     """Known locks that nobody holds, if the page asks for them: those that match, or all."""
-    search = unicodedata.normalize("NFC", query.strip())
+    search = normalized(query.strip())
     state, only = chosen.get("state", ""), chosen.get("alias", "")
     if not (state == FREE or (search and not state)) or chosen.keys() & {"host", "task"}:
         return []

@@ -145,7 +145,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     @cached_property
     def _own_name(self) -> str:
-        return check_name(str(self.name))
+        return check_name(self.name)
 
     @cached_property
     def lock_template(self) -> Written:

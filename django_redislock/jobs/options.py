@@ -93,7 +93,7 @@ class JobOptions:
             if name in options:
                 flag(options[name], name)
         if "using" in options:
-            text(options["using"], "using")
+            options["using"] = text(options["using"], "using")
         if "atomic" in options:
             options["atomic"] = database(options["atomic"], "atomic")
         _check_policy(options, "on_conflict", cls.conflict_policies, or_callable=True)

@@ -64,11 +64,11 @@ def database(value: object, argument: str) -> str | None:
         return DEFAULT_DATABASE if value else None
     if not isinstance(value, str) or not value:
         raise ValueError(f"{argument} must be True or the alias of a database, not {value!r}.")
-    return value
+    return str.__str__(value)
 
 
 def text(value: object, argument: str) -> str:
-    """Return a non-empty string, or raise ValueError naming the argument."""
+    """Return a non-empty, exact str, or raise ValueError naming the argument."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{argument} must be a non-empty string, not {value!r}.")
-    return value
+    return str.__str__(value)

@@ -36,7 +36,8 @@ class Limit:
     number: int | Callable[..., int]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", check_name(self.name, template="{" in str(self.name)))
+        is_template = isinstance(self.name, str) and "{" in self.name
+        object.__setattr__(self, "name", check_name(self.name, template=is_template))
         if inspect.iscoroutinefunction(self.number):
             raise ValueError(
                 f"The number of Limit({self.name!r}) must not be a coroutine function: nobody would"

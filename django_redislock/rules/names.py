@@ -8,7 +8,7 @@ import string
 import unicodedata
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from django_redislock.exceptions import InvalidLockName
 
@@ -39,7 +39,7 @@ def check_name(name: object, *, template: bool = False) -> str:
 @lru_cache(maxsize=4096)  # Programs use few names, many times.
 def checked_name(name: str, template: bool = False) -> str:
     """As check_name(), for strings only: for a name seen before, no Python code runs."""
-    normal = unicodedata.normalize("NFC", name)
+    normal = normalized(name)
     try:
         size = len(normal.encode())
     except UnicodeEncodeError:
@@ -53,6 +53,11 @@ def checked_name(name: str, template: bool = False) -> str:
     if any(unicodedata.category(char) == "Cc" for char in normal):
         raise InvalidLockName(_shown(name), "it contains control characters")
     return normal
+
+
+def normalized(text: str) -> str:
+    """*text* in NFC, as an exact str. An enum's member is one whose str() may be another text."""
+    return unicodedata.normalize("NFC", str.__str__(text))
 
 
 def several_names(names: tuple[object, ...]) -> tuple[str, ...]:
@@ -76,6 +81,9 @@ class Written(str):
     """A name or template that stands at a decorator: of these there are few."""
 
     __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        return super().__new__(cls, str.__str__(text))
 
 
 _PERMIT = re.compile(r".*#\d+", re.DOTALL)

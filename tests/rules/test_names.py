@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from enum import Enum
 from functools import partial, wraps
 from typing import Any
 
@@ -24,6 +25,7 @@ from django_redislock.rules.keys import (
 )
 from django_redislock.rules.names import (
     Permit,
+    Written,
     check_limited,
     check_name,
     checked_name,
@@ -55,6 +57,13 @@ from django_redislock.rules.names import (
 def test_what_is_no_name_is_refused_with_the_rule(name: Any, rule: str) -> None:
     with pytest.raises(InvalidLockName, match=rule):
         check_name(name)
+
+
+def test_the_member_of_an_enum_is_the_text_that_it_is_equal_to() -> None:
+    name = Enum("Name", {"IMPORT": "an-import"}, type=str)["IMPORT"]
+    for checked in (check_name(name), check_name("an-import"), Written(name)):
+        assert str(checked) == "an-import"
+    assert type(check_name("an-import")) is str
 
 
 def test_the_message_shows_a_long_name_cut_short() -> None:
