@@ -24,6 +24,14 @@ _CALLED_HERE = {
 }
 
 
+# Queues whose tasks are objects of their own, by module, and the decorator that makes them.
+_TASKS = {
+    "dramatiq": ("an actor of dramatiq", "@dramatiq.actor"),
+    "huey": ("a task of huey", "@huey.task()"),
+    "procrastinate": ("a task of procrastinate", "@app.task"),
+}
+
+
 def misspelt(of: str, known: list[str], args: tuple[object, ...], kwargs: Any) -> str:
     """What is wrong with the arguments of a decorator; "" if that is not known.
 
@@ -67,16 +75,20 @@ def nameless(function: object) -> TypeError:
 def check_decorated(function: object, line: str) -> None:
     """Refuse an object that would not run under the lock if *line* stood above it."""
     of = _decorator_of(line)
-    if any(cls.__module__.partition(".")[0] == "celery" for cls in type(function).__mro__):
-        # Look at nothing but the class, or Celery would set its application up.
+    # Look at nothing but the class, or Celery would set its application up.
+    modules = {cls.__module__.partition(".")[0] for cls in type(function).__mro__}
+    if "celery" in modules:
         raise TypeError(
             f"{of} was given a Celery task, and workers would run it without the lock."
             f" Write @shared_task above {line}, or @single_instance_task in their place."
         )
-    if _is_task_of_django(function):
+    what, above = "a task of Django", "@task"
+    if queue := next((one for one in _TASKS if one in modules), ""):
+        what, above = _TASKS[queue]
+    if queue or _is_task_of_django(function):
         raise TypeError(
-            f"{of} was given a task of Django, and workers would run it without the lock. Write"
-            f" @task above {line}."
+            f"{of} was given {what}, and workers would run it without the lock. Write {above} above"
+            f" {line}."
         )
     if inspect.isclass(function):
         raise TypeError(

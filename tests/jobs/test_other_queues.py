@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import held, single_instance
+from django_redislock import distributed_lock, held, single_instance
 from django_redislock.jobs import current_lease
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ async def aload(source: str) -> Any:
     return load.__wrapped__(source)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def somebody_else(redislock: LockTestKit) -> Iterator[None]:
     """Holds a lock while a worker wants it and another one; the latter is its to have."""
     results.clear()
@@ -50,6 +50,7 @@ def both(queue: Callable[[str], Any]) -> list[Any]:
     return [queue(source) for source in ("eu", "us")]
 
 
+@pytest.mark.usefixtures("somebody_else")
 def test_huey(tmp_path: Path) -> None:
     huey = pytest.importorskip("huey")
     app = huey.SqliteHuey(filename=str(tmp_path / "huey.db"))
@@ -60,6 +61,7 @@ def test_huey(tmp_path: Path) -> None:
     assert (skipped["skipped"], name) == ("busy", "import:us")
 
 
+@pytest.mark.usefixtures("somebody_else")
 def test_rq(server: Endpoint, key_prefix: str) -> None:
     rq = pytest.importorskip("rq")
     with server.client() as client:
@@ -73,6 +75,7 @@ def test_rq(server: Endpoint, key_prefix: str) -> None:
     assert (skipped["skipped"], name) == ("busy", "import:us")
 
 
+@pytest.mark.usefixtures("somebody_else")
 def test_dramatiq() -> None:
     dramatiq = pytest.importorskip("dramatiq")
     from dramatiq.brokers.stub import StubBroker
@@ -90,6 +93,7 @@ def test_dramatiq() -> None:
         worker.stop()
 
 
+@pytest.mark.usefixtures("somebody_else")
 async def test_procrastinate() -> None:
     procrastinate = pytest.importorskip("procrastinate")
     from procrastinate.testing import InMemoryConnector
@@ -100,3 +104,44 @@ async def test_procrastinate() -> None:
         for source in ("eu", "us"):
             await task.defer_async(source=source)
         await app.run_worker_async(wait=False, install_signal_handlers=False)
+
+
+def job() -> None:
+    """A body to make a task of."""
+
+
+def huey_task() -> Any:
+    huey = pytest.importorskip("huey")
+    return huey.MemoryHuey().task()(job)
+
+
+def dramatiq_actor() -> Any:
+    dramatiq = pytest.importorskip("dramatiq")
+    from dramatiq.brokers.stub import StubBroker
+
+    return dramatiq.actor(job, broker=StubBroker())
+
+
+def procrastinate_task() -> Any:
+    procrastinate = pytest.importorskip("procrastinate")
+    from procrastinate.testing import InMemoryConnector
+
+    return procrastinate.App(connector=InMemoryConnector()).task(job)
+
+
+@pytest.mark.parametrize("decorator", [single_instance, distributed_lock])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (huey_task, r"a task of huey, .* Write @huey\.task\(\) above @"),
+        (dramatiq_actor, r"an actor of dramatiq, .* Write @dramatiq\.actor above @"),
+        (procrastinate_task, r"a task of procrastinate, .* Write @app\.task above @"),
+    ],
+)
+def test_above_a_task_only_the_call_that_queues_it_would_be_locked_so_that_is_refused(
+    decorator: Any, make: Callable[[], Any], says: str
+) -> None:
+    task = make()
+    for decorate in (decorator, decorator("import")):
+        with pytest.raises(TypeError, match=says):
+            decorate(task)
