@@ -13,11 +13,14 @@ from django_redislock import (
     LockLost,
     LockMisuse,
     LockTimeout,
+    clock,
     distributed_lock,
+    held,
     take_up,
 )
 from django_redislock.backends.registry import backends
-from django_redislock.rules import scripts
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.support.matrix import everywhere, in_turn, needs_scripts, places
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
@@ -157,6 +160,36 @@ async def test_a_permit_cools_down_alone(way: Way, place: Place) -> None:
         assert lease.permit is not None
         with pytest.raises(LockTimeout):
             in_thread(gpu().__enter__).result(HUNG)
+
+
+@needs_scripts
+@pytest.mark.parametrize("is_once", [True, False], ids=["once", "run"])
+def test_work_that_is_done_is_known_while_all_permits_are_held(
+    place: Place, *, is_once: bool
+) -> None:
+    backend, retention = backends["default"], "1000000/10/40"
+    owner = Owner(host="web", task_id="a-run")
+    markers = DoneMarkers(is_once, "" if is_once else "a-run", retention)
+    wanted = flows.Request("gpu", "t" * 32, "a" * 16, owner, 30, 0, HUNG, 0, markers, limit=2)
+    grant = backend.run(flows.acquire(wanted, clock.now()))
+    assert isinstance(grant, flows.Granted)
+    ending = flows.Ending(
+        *("gpu", wanted.token, wanted.id, owner, grant.deadline, grant.ends, 0),
+        once=60 * is_once,
+        operation_timeout=HUNG,
+        insist=False,
+        run=None if is_once else flows.RunMarker("a-run", 60),
+        ended="done",
+        retention=retention,
+        permit=grant.permit,
+    )
+    assert backend.run(flows.release(ending)) is None
+    again = wanted._replace(token="u" * 32, id="b" * 16)
+    expected = flows.Done if is_once else flows.Finished
+    with gpu(), gpu():
+        assert isinstance(backend.run(flows.acquire(again, clock.now())), expected)
+    held.hold("gpu", 60, by="ops", reason="")
+    assert isinstance(backend.run(flows.acquire(again, clock.now())), expected)
 
 
 @needs_scripts

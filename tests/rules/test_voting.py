@@ -46,8 +46,20 @@ def acquire(markers: str = "") -> Call:
     )
 
 
+def acquire_permit(markers: str = "") -> Call:
+    owner = b'{"host":"web","pid":1,"task_id":"a-run"}'
+    args = (TOKEN, "id", 30000, "queue", "0", markers, "r", owner, 2)
+    return Call(scripts.ACQUIRE_PERMIT, "lottery", args, 1.0)
+
+
 def call(script: Script, *args: str | int) -> Call:
     return Call(script, "lottery", args, 1.0)
+
+
+def look(id: bytes, left: int, fence: int = 7, *, by: bytes = b"t", owner: bytes = b"owner") -> Any:  # noqa: A002
+    """What a server says of a lock that it keeps; of one that it does not, left is -2."""
+    value = b"" if left == -2 else by * 32 + b"hr00000" + id + b"|%d|0|1|0||%b" % (fence, owner)
+    return [value, left, 0, b"1000", b"" if left == -2 else id, b""]
 
 
 class Poll:
@@ -59,10 +71,17 @@ class Poll:
         self.question: Question | None = next(vote)
 
     def hears(self, *answers: Any) -> Poll:
-        """Let the servers answer what they are asked: each with one reply, or with trouble."""
+        """Let the servers answer what they are asked: each with one reply, or with trouble.
+
+        A tuple has the replies to several scripts.
+        """
         assert self.question is not None
         said = {
-            server: answer if isinstance(answer, Trouble) else [answer]
+            server: answer
+            if isinstance(answer, Trouble)
+            else [*answer]
+            if isinstance(answer, tuple)
+            else [answer]
             for server, answer in zip(self.question.among, answers, strict=True)
         }
         try:
@@ -226,6 +245,59 @@ def test_nobody_queues_up() -> None:
     assert b"$3\r\ntry\r\n" in question.commands[-1]
 
 
+# --- an acquire of any permit ---------------------------------------------------------------------
+
+
+def permits(first: list[Any], second: list[Any]) -> list[tuple[list[Any], ...]]:
+    """What each of three servers says of two permits."""
+    return [(first, second)] * 3
+
+
+def taken(left: int = 900, by: bytes = b"o", task: bytes = b"") -> list[Any]:
+    return look(b"a" * 16, left, by=by, owner=b'{"host":"web","pid":2,"task_id":"%b"}' % task)
+
+
+OWN = taken(task=b"a-run")
+HOLD = [b"hold" + taken()[0][4:], *taken()[1:]]
+NO_LEASE = look(b"", -2)
+MARKERS = "01000/10/40|a-run"
+
+
+@pytest.mark.parametrize("looks", [(taken(), taken(500)), (HOLD, NO_LEASE), (NO_LEASE, OWN)])
+@pytest.mark.parametrize("word", [[b"done", b"1|x", 2], [b"finished", 500]])
+def test_work_that_is_done_is_known_though_no_permit_can_be_had(looks: Any, word: Any) -> None:
+    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(*looks))
+    assert poll.asks(scripts.ACQUIRE_MARKED) == "abc"
+    assert poll.hears(BUSY, word, BUSY).value == word
+
+
+def test_without_a_done_marker_the_refusal_is_that_of_the_permits() -> None:
+    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(OWN, NO_LEASE))
+    assert poll.hears(BUSY, BUSY, BUSY).value[:2] == [b"own", 900]
+    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), taken(500)))
+    assert poll.hears(BUSY, BUSY, BUSY).value[:2] == [b"busy", 500]
+    # Nobody asks for a marker in vain.
+    poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), taken(500)))
+    assert poll.value[:2] == [b"busy", 500]
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("other", [OWN, HOLD])
+def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked_for(
+    other: list[Any],
+) -> None:
+    votes = voting()
+    poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
+    with pytest.raises(NoMajority):
+        poll.hears(b"7", SILENT, SILENT)
+    poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(other, taken(by=b"t")))
+    assert poll.asks(scripts.LEAVE) == "abc"
+    assert poll.question is not None
+    assert b":lock#2\r\n" in poll.question.commands[0]
+    poll = poll.hears(1, 1, 0)
+    assert poll.hears(BUSY, BUSY, BUSY).value[0] == (b"own" if other is OWN else b"busy")
+
+
 # --- when an answer is enough --------------------------------------------------------------------
 
 
@@ -320,12 +392,6 @@ def test_of_those_who_announce_a_run_at_the_same_time_one_is_let_through() -> No
     poll = Poll(voting().answer(call(scripts.ANNOUNCE, "z", 1000))).hears(b"x", b"", b"x")
     assert poll.asks(scripts.RETRACT) == "b"
     assert poll.hears(1).value == b"x"
-
-
-def look(id: bytes, left: int, fence: int = 7) -> list[Any]:  # noqa: A002
-    """What a server says of a lock that it keeps; of one that it does not, left is -2."""
-    value = b"" if left == -2 else b"t" * 32 + b"hr00000" + id + b"|%d|0|1|0||owner" % fence
-    return [value, left, 0, b"1000", b"" if left == -2 else id, b""]
 
 
 A, B = b"a" * 16, b"b" * 16

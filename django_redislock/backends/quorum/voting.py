@@ -253,12 +253,20 @@ class Voting:
         }
         free = [number for number in numbers if number not in found]
         random.shuffle(free)
-        if 1 in found and token_in(found[1].value).startswith(HOLD.encode()):
-            free, found = [], {1: found[1]}
-        elif is_own := [one for one in found.values() if _is_own(one, args)]:
-            return [*_as_busy(is_own[0])._replace(word=b"own")]
-        if self._asked is not None:  # Its outcome is unknown, so ask for it first.
+        own = next((number for number, look in found.items() if _is_own(look, args)), 0)
+        is_kept = 1 in found and token_in(found[1].value).startswith(HOLD.encode())
+        if own or is_kept:
+            free, found = [], {own or 1: found[own or 1]}
+        if self._asked is not None and (own or is_kept):
+            # What it asked for before may be granted, and would stay behind.
+            leave = Call(scripts.LEAVE, call.name, (args.token,), call.within, permit=self._asked)
+            yield from self._leave(leave, self._servers)
+            self._asked = None
+        elif self._asked is not None:  # Its outcome is unknown, so ask for it first.
             free = [self._asked, *(number for number in free if number != self._asked)]
+        if args.markers and not free:
+            # Only an acquire tells whether the work is done. It gets a permit that is free by now.
+            free = [1 if is_kept else min(found, key=lambda number: _left(found[number]))]
         busy = [_as_busy(look) for number, look in found.items() if int(look.left_ms) != ENDLESS]
         for number in free:
             self._asked = number
@@ -270,6 +278,8 @@ class Voting:
             if not isinstance(refusal, BusyReply):
                 return answer
             busy.append(refusal)
+        if own:
+            return [*_as_busy(found[own])._replace(word=b"own")]
         if not busy:
             return [*EndlessReply(b"endless")]
         return [*min(busy, key=lambda one: int(one.left_ms))]
