@@ -37,7 +37,7 @@ class Conflict:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of a job, checked. Durations are seconds; None means the setting."""
+    """The options of a job; parse() has checked them. Durations are seconds; None: the setting."""
 
     ttl: float | None = None
     wait: float | None = None
@@ -107,6 +107,10 @@ class JobOptions:
         parsed = cls(**options)
         parsed.check_together(options)
         return parsed
+
+    def checked(self) -> Self:
+        """The same options, checked: for those that were not made by parse()."""
+        return self.parse({name: getattr(self, name) for name in self.names()})
 
     @classmethod
     def unknown(cls, names: list[str]) -> str:

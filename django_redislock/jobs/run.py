@@ -26,6 +26,7 @@ from django_redislock.lease import Lease
 from django_redislock.lock import JointLock, Lock
 from django_redislock.monitors import CheckIns
 from django_redislock.process import cached_property
+from django_redislock.rules.arguments import text
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.names import Written, check_name
 
@@ -562,20 +563,29 @@ def run_job(
         options: Those of a job, but no limits; on_conflict is no function.
 
     Raises:
-        TypeError: *body* is no function, or its work runs only after the call.
-        ValueError: The options have limits.
+        TypeError: *body* is no function, or its work runs only after the call; or *options* are
+            no JobOptions.
+        ValueError: An option is of the wrong type or out of range, or there are limits; or the
+            name of the job is empty.
         LockTimeout, LockUnavailable, LockLost: See JobRun.execute().
         InvalidLockName: The name cannot be a lock's name.
     """
     checked = check_name(name)
-    options = options or JobOptions()
+    if options is None:
+        options = JobOptions()
+    if not isinstance(options, JobOptions):
+        raise TypeError(
+            "run_job() takes its options as one object, such as JobOptions(ttl=60), not"
+            f" {options!r}."
+        )
+    options = options.checked()
     if options.limits:
         raise ValueError(
             "run_job() takes one lock, by its name: leave limits out, or decorate a function with"
             " @single_instance(limits=...)."
         )
     work = called(body, "run_job()")
-    activity = Activity(task=job)
+    activity = Activity(task=text(job, "job"))
     named = Named(lambda args, kwargs: checked, checked)
     run = JobRun(activity, options, named)
     result: Result | Skipped = run.execute(work)

@@ -473,6 +473,40 @@ def test_what_is_no_function_runs_as_a_job_too(redislock: LockTestKit) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"wait": 5}, 'wait needs on_conflict="wait"'),
+        ({"on_conflict": "skp"}, "on_conflict must be one of"),
+        ({"on_unavailable": "rum"}, "on_unavailable must be one of"),
+        ({"limit": 0}, "limit must be an integer"),
+        ({"ttl": 0}, "ttl must be at least"),
+        ({"once": "database"}, "needs atomic"),
+        ({"monitor": "nightly"}, "monitor must be a monitor"),
+    ],
+)
+def test_run_job_checks_its_options_as_a_decorator_does(
+    redislock: LockTestKit, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        run_job("backup.sh", "backup", pytest.fail, JobOptions(**options))
+    assert not held.list()
+
+
+def test_run_job_takes_durations_as_a_decorator_does(redislock: LockTestKit) -> None:
+    hour: Any = timedelta(hours=1)
+    assert run_job("backup.sh", "backup", lambda: 1, JobOptions(ttl=hour, min_hold=hour)) == 1
+    assert run_job("backup.sh", "backup", pytest.fail)["skipped"] == "cooling"
+
+
+def test_run_job_takes_a_job_with_a_name_and_no_dictionary(redislock: LockTestKit) -> None:
+    given: Any = {"ttl": 60}
+    with pytest.raises(TypeError, match=r"such as JobOptions\(ttl=60\), not {"):
+        run_job("backup.sh", "backup", pytest.fail, given)
+    with pytest.raises(ValueError, match="job must be a non-empty string"):
+        run_job("", "backup", pytest.fail)
+
+
 # --- Skipped --------------------------------------------------------------------------------------
 
 
