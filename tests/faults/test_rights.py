@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis import CredentialProvider
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.backends.redis import calling, dialing
+from django_redislock.backends.redis.backend import RedisBackend
+from django_redislock.backends.registry import backends
 from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock
 from django_redislock.rules import scripts
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
+    from django_redislock.backends.redis.connection import Connection
     from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
     from tests.support.servers import Server
 
@@ -401,6 +405,33 @@ def test_scripts_that_are_allowed_again_are_used_again(
         caller.release(lock)
     assert caplog.text.count("the server forbids scripts") == 1
     assert caplog.text.count("the server allows scripts again") == 1
+
+
+def test_a_waiter_that_meets_scripts_allowed_again_goes_on_waiting(
+    caller: Caller, locks: Locks, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others find that out while it takes its connection: in an event loop, by a thread."""
+    account.allow(*account.minimal, *PLAIN)
+    lock, next_lock = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
+    assert caller.acquire(lock)
+    backend = backends["default"]
+    assert isinstance(backend, RedisBackend)
+    take, allowed = backend._pool.take, threading.Event()
+
+    def take_late(*args: Any, **kwargs: Any) -> Connection:
+        if "patience" in kwargs and not allowed.is_set():  # It is not the watchdog that asks.
+            account.allow(*account.minimal)
+            backend._caller.scripting = True
+            allowed.set()
+        return take(*args, **kwargs)
+
+    monkeypatch.setattr(backend._pool, "take", take_late)
+    waiter = caller.begin(next_lock)
+    wait_until(lambda: waiter.done() or queued(locks))
+    assert allowed.is_set()
+    assert not waiter.done()
+    with hands_over(locks, waiter, next_lock):
+        caller.release(lock)
 
 
 def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection(

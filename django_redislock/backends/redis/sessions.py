@@ -61,6 +61,8 @@ class Session(drivers.Blocking):
         if self._bell is not None and step.listening not in ("", self._id):
             self._leave_bell()  # It was for the lock that the flow wanted before.
         listens = bool(step.listening) and self._bell is None and self._caller.scripting
+        if step.listening and self._bell is None and not listens:
+            step = as_try(step)  # It must not queue where it is not rung, if scripts work by then.
         if listens and not self._id and self._pool.bells.lacks_one:
             # Most locks are free, so try without a bell, which takes several round trips to open.
             # But a waiter that lost its bell opens another at once: until then the server skips it.
@@ -340,10 +342,12 @@ class AsyncSession(drivers.Awaiting):
 
     def _call_blocking(self, step: Call, started: float) -> Answer:
         session = Session(self._caller, self._pool)
+        if step.listening:
+            step = as_try(step)  # See Session.call().
         try:
             # It may have waited for a thread.
             left = rest(step.within, started)
-            return session.call(step._replace(within=left, listening="", patience=0.0))
+            return session.call(step._replace(within=left, patience=0.0))
         finally:
             session.close()
 
