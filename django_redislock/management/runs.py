@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import CommandError
 
 from django_redislock import conf, held
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, duration
 from django_redislock.management import aliases, arguments, terminal
 from django_redislock.management.console import USAGE, finish
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
     from django_redislock.monitors import Ping
 
 
-def show(
+def show(console: Console, *, alias: str | None, ping: Ping | None, **options: Any) -> None:
+    """Show the records of these locks, of all chosen ones, of a job, or of all."""
+    try:
+        _show(console, alias=alias, ping=ping, **options)
+    except LockUnavailable as error:
+        if ping:
+            _tell(ping, [held.problem(error, alias or DEFAULT_ALIAS)])
+        raise
+
+
+def _show(
     console: Console,
     *,
     names: list[str],
@@ -34,7 +45,6 @@ def show(
     json: bool,
     **options: Any,
 ) -> None:
-    """Show the records of these locks, of all chosen ones, of a job, or of all."""
     if (fail or ping) and no_success_for is None:
         option = "--fail" if fail else "--ping"
         raise CommandError(f"{option} goes with --no-success-for.", returncode=USAGE)

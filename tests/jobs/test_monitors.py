@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
+    from django_redislock.testing import LockTestKit
     from tests.conftest import Locks
 
 HUNG = 10.0
@@ -427,6 +428,19 @@ class TestLocksRuns:
         call_command("locks", "runs", "--job", "never", *args[3:])
         assert service.paths == ["/nightly/fail"] * 3
         assert "No success of --job" in service.requests[0].body
+
+    @pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], ["--job", "nightly"], []])
+    def test_a_server_that_does_not_answer_is_told_as_a_failure(
+        self, redislock: LockTestKit, service: Service, chosen: list[str]
+    ) -> None:
+        job()()
+        service.requests.clear()
+        args = ["--no-success-for", "26h", "--ping", url(service)]
+        with redislock.simulate_unavailable(), pytest.raises(CommandError) as raised:
+            call_command("locks", "runs", *chosen, *args)
+        assert raised.value.returncode == 3
+        assert service.paths == ["/nightly/fail"]
+        assert service.requests[0].body == str(raised.value)
 
     def test_a_monitor_that_does_not_answer_fails_the_command(self, locks: Locks) -> None:
         job()()
