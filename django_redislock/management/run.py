@@ -53,10 +53,10 @@ def run(
     if problem := cannot_run(command[0]):
         status, why = problem
         return _end(console, status, f"{shlex.quote(command[0])}: {why}")
-    body = partial(_execute, name, command, grace)
+    body, job = partial(_execute, name, command, grace), shlex.join(command)
     try:
-        with release_on_sigterm(), no_second_line():
-            outcome = run_job(shlex.join(command), name, body, _options(alias, options))
+        with release_on_sigterm(), no_second_line(job):
+            outcome = run_job(job, name, body, _options(alias, options))
     except _Failed as failed:
         return failed.status
     except LockLost as lost:

@@ -92,7 +92,7 @@ class SingleInstanceMixin(_Base):
         """Run the command under its lock, or skip it."""
         run = JobRun(self._activity, self._options, self._named, args, options, sender=self)
         try:
-            with release_on_sigterm(), no_second_line():
+            with release_on_sigterm(), no_second_line(self._activity.task):
                 outcome = run.execute(super().execute)
         except (LockLost, LockTimeout, LockUnavailable) as error:
             if error.name not in {run.name, *(limit.name for limit in run.limits)}:

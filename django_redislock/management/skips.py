@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from django_redislock.humanize import duration, visible
+from django_redislock.jobs.skipped import Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from django_redislock.jobs.skipped import Skipped
 
 
 def line_of(skipped: Skipped) -> str:
@@ -24,12 +23,20 @@ def line_of(skipped: Skipped) -> str:
 
 
 @contextmanager
-def no_second_line() -> Iterator[None]:
-    """Without logging in a project, Python would print the log of a skip too. Prevent that."""
-    nowhere = logging.NullHandler()
+def no_second_line(job: str) -> Iterator[None]:
+    """Without logging in a project, Python would print the log of a skip too. Prevent that.
+
+    Args:
+        job: The full name of the job whose skip has a line already.
+    """
     logger = logging.getLogger("django_redislock.jobs")
-    logger.addHandler(nowhere)
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        is_ours = isinstance(getattr(record, "data", None), Skipped) and vars(record)["job"] == job
+        return not is_ours or logger.hasHandlers()
+
+    logger.addFilter(is_wanted)
     try:
         yield
     finally:
-        logger.removeHandler(nowhere)
+        logger.removeFilter(is_wanted)

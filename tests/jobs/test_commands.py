@@ -23,13 +23,15 @@ from django_redislock import (
 )
 from django_redislock.jobs import Conflict, current_lease
 from django_redislock.management import SingleInstanceMixin
+from django_redislock.testing import LockTestKit
 from tests.support.processes import say
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.core.management.base import CommandParser
 
-    from django_redislock.testing import LockTestKit
     from tests.conftest import Locks, Spawn
 
 TTL = 60  # Seconds: that no test waits for.
@@ -166,6 +168,52 @@ def test_in_a_shell_a_skip_exits_with_0_and_sigterm_releases(locks: Locks, spawn
     assert record is not None
     assert record.last_failure is not None
     assert (record.last_failure.owner.pid, record.skips) == (holder.pid, 1)
+
+
+class Outer(SingleInstanceMixin, BaseCommand):
+    """Runs without its lock if need be, and calls another job."""
+
+    requires_system_checks = ()
+    single_instance = {"name": "outer", "on_unavailable": "run"}
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        single_instance("inner", on_unavailable="run")(lambda: None)()
+
+
+def run_unlocked() -> None:
+    """In a child: without an answer of the server."""
+    with LockTestKit() as kit, kit.simulate_unavailable():
+        call_command(Outer())
+
+
+def run_with_inner_busy() -> None:
+    """In a child: the other job is skipped."""
+    with LockTestKit() as kit, kit.simulate_held_by_other("inner"):
+        call_command(Outer())
+
+
+def run_itself_busy() -> None:
+    """In a child: the command is skipped."""
+    with LockTestKit() as kit, kit.simulate_held_by_other("outer"):
+        call_command(Outer())
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (run_unlocked, ["manage.py test_commands runs WITHOUT", "runs WITHOUT its lock"]),
+        (run_with_inner_busy, ["Skipped tests.jobs.test_commands.Outer.handle"]),
+        (run_itself_busy, ["Skipped: 'outer' is held by"]),
+    ],
+)
+def test_without_logging_a_command_says_each_thing_once(
+    locks: Locks, spawn: Spawn, run: Callable[[], None], says: list[str]
+) -> None:
+    child = spawn(run)
+    assert child.wait() == 0
+    lines = child.stderr.splitlines()
+    assert len(lines) == len(says), lines
+    assert all(part in line for part, line in zip(says, lines, strict=True)), lines
 
 
 @pytest.mark.parametrize(
