@@ -6,10 +6,12 @@ of the waits, and which locks are given back meanwhile.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import misuse, process
+from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.holds import REFUSED, Hold, Holds
 from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
@@ -114,6 +116,26 @@ class Part(Holds):
         if not self.is_nested:
             yield from super()._tell_acquired(self.hold, since)
 
+    def await_others(self) -> None:
+        """If it is held: keep it without max_hold, and renewed, while others are awaited."""
+        lease = self.hold.lease
+        if self.is_nested or lease is None or not self.hold.may_be_held:
+            return
+        if lease.state.await_others():
+            self._look_now(lease)
+
+    def beginning(self) -> Flow[None]:
+        """All are held: let max_hold and renew count from now on, with a whole ttl."""
+        lease, terms = self.hold.lease, self.hold.terms
+        assert lease is not None
+        lease.state.begin(self.hold.backend.clock(), terms.max_hold, terms.renew)
+        yield from lease.renewing(None)
+        self._look_now(lease)
+
+    def _look_now(self, lease: Lease) -> None:
+        backend = self.hold.backend
+        backend.watchdog_of(self.name).watch(lease, backend.clock())
+
     def giving_back(self) -> Flow[bool] | None:
         """The flow that ends it as if it had not been granted; None if none is needed."""
         return self._undo(self.hold, block=True)
@@ -209,12 +231,23 @@ class JointHolds(Holds):
 
         All lacking parts are tried in one go. If one of them is not free, those behind it are given
         back, and the wait for it begins. So no waiter for a lock holds one that comes later in the
-        order.
+        order. What is held meanwhile has no bound: max_hold and renew count from when all are held.
         """
         give_up = started + hold.terms.wait
-        queues = False
-        while lacking := _from_first_lacking(hold.parts):
+        is_bounded = not hold.terms.renew or hold.terms.max_hold < math.inf
+        queues = has_waited = False
+        while True:
+            lacking = _from_first_lacking(hold.parts)
+            if not lacking and not has_waited:
+                return None
+            if not lacking:
+                has_waited = False
+                yield from self._begin(hold, started)
+                continue
             yield from _give_back(lacking)
+            if has_waited:
+                for part in hold.parts:
+                    part.await_others()
             wait = max(give_up - hold.backend.clock(), 0.0)
             queues = wait > 0 and (queues or len(lacking) == 1)
             asked = lacking[:1] if queues else lacking
@@ -225,7 +258,17 @@ class JointHolds(Holds):
             if refused is not None and (queues or not wait or not isinstance(refused, Busy)):
                 return refused
             queues = refused is not None
-        return None
+            has_waited = has_waited or (is_bounded and queues)
+
+    def _begin(self, hold: Hold, started: float) -> Flow[None]:
+        """Let max_hold and renew of all parts count from now on. A part may be lost after that."""
+        try:
+            yield from together([part.beginning() for part in hold.parts if not part.is_nested])
+        except LockLost:
+            return  # It is lacking, and taken again.
+        except LockUnavailable as error:
+            yield from self._tell_unavailable(hold, error, started)
+            raise
 
     def _undo(self, hold: Hold, form: Any = None, *, block: bool) -> Flow[bool] | None:
         if hold.process is not process.this():

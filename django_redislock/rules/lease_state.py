@@ -128,6 +128,8 @@ class LeaseState:
         is_ended: Whether its owner no longer relies on it.
         max_silence: Seconds from the owner's last beat() to the end of max_hold; 0.0 if max_hold
             counts from the grant.
+        began_after: Seconds from the grant to when max_hold began: of a part of a joint lock, until
+            all parts were held.
         holder: Weak reference to the thread or asyncio task that it was granted to.
         caller: The caller that this thread served, see holder.py; None if it belongs to a task.
         times_held: How often it is held, counting reentrant acquires and open transactions.
@@ -143,6 +145,7 @@ class LeaseState:
     is_unanswered = False
     is_ended = False
     max_silence = 0.0
+    began_after = 0.0
     times_held = 1
     transactions = 0
     is_handed_over = False
@@ -245,7 +248,8 @@ class LeaseState:
         if self.hold_until <= self.ends + drift(self.ttl) + WORTH_RENEWING:
             if self.max_silence:
                 return f"its beat() was not called for {self.max_silence:g} s"
-            return f"its max_hold of {self.hold_until - self.granted_at:g} s was over"
+            max_hold = self.hold_until - self.granted_at - self.began_after
+            return f"its max_hold of {max_hold:g} s was over"
         return ""
 
     # --- whose it is ----------------------------------------------------------------------------
@@ -304,6 +308,29 @@ class LeaseState:
         is_tried = self.is_unconfirmed or self.is_unanswered
         return not is_tried and self.deadline - now < min(self.ttl, max_silence) / 2
 
+    def await_others(self) -> bool:
+        """It is kept without a bound while other parts of a joint lock are awaited.
+
+        Returns:
+            Whether it had a bound. Then the watchdog must look at it now.
+        """
+        had_bound = not self.auto_renew or self.hold_until < math.inf
+        self.auto_renew, self.hold_until = True, math.inf
+        return had_bound
+
+    def begin(self, now: float, max_hold: float, renew: bool) -> None:
+        """All parts of the joint lock are held: max_hold and renew count from now on."""
+        self.began_after = now - self.granted_at
+        self.auto_renew = renew
+        self.hold_until = now + max_hold
+        self._end_by_max_hold(self.ttl)
+
+    def _end_by_max_hold(self, ttl: float) -> None:
+        # A renewal from now on lets it end by then on the server too.
+        latest = self.hold_until - drift(ttl)
+        if self.ends > latest:
+            self.deadline, self.ends = min(self.deadline, latest), latest
+
     def renewal(self, now: float, ttl: float | None = None) -> Renewal:
         """What to send to renew it, for its own ttl or a longer one.
 
@@ -361,6 +388,7 @@ class LeaseState:
         # may have come before this one: hence max().
         end = min(answer.sent + renewal.ttl, self.hold_until)
         self.deadline = self.ends = max(self.deadline, end - drift(renewal.ttl))
+        self._end_by_max_hold(renewal.ttl)  # Another thread may have called begin() meanwhile.
         self.renewals += renewal.renewals > CONFIRMS
 
     def unanswered(self) -> bool:

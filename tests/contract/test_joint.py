@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,12 @@ from django_redislock import (
     signals,
 )
 from django_redislock.rules import scripts
-from tests.support.matrix import everywhere, in_turn, needs_scripts
+from django_redislock.rules.lease_state import certain_for
+from tests.support.matrix import MEMORY, everywhere, in_turn, needs_scripts, places
 from tests.support.others import held_by_other
+from tests.support.servers import KIND
 from tests.support.stored import keys_of
-from tests.support.waiting import HUNG
+from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
@@ -391,7 +394,83 @@ async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(
     assert await is_locked(way, FROM, TO) == [False, False]
 
 
-def test_a_lease_that_ran_out_while_another_lock_was_awaited_is_taken_again(place: Place) -> None:
+@places(KIND, MEMORY)
+@pytest.mark.parametrize("bound", [{"max_hold": 1}, {"renew": False}], ids=str)
+@both_ways
+async def test_max_hold_and_renew_count_from_when_all_are_held(
+    way: Way, place: Place, bound: dict[str, Any]
+) -> None:
+    lost: list[str] = []
+
+    def note(lease: Lease, **_: Any) -> None:
+        lost.append(lease.name)
+
+    async def transfer() -> None:
+        lock = distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound)
+        async with way.entered(lock) as lease:
+            first, last = (part.state for part in lease.parts)
+            assert lease.held
+            assert lease.parts[0].id == waiting[0]
+            assert first.auto_renew is last.auto_renew is ("max_hold" in bound)
+            assert first.hold_until >= last.granted_at + bound.get("max_hold", math.inf)
+            assert first.deadline >= last.granted_at + certain_for(1)
+
+    waiting: list[str] = []
+    taken = distributed_lock(TO, ttl=60)
+    assert await way.acquire(taken)
+    signals.lock_lost.connect(note)
+    try:
+        transferring = way.start(transfer)
+        # After four renewals, each after 0.3 s at least, max_hold or the ttl would be over.
+        await way.until(
+            lambda: (
+                any(one.name == FROM and one.renewals >= 4 for one in held.list())
+                or transferring.done()
+            )
+        )
+        waiting += [one.id for one in held.list() if one.name == FROM]
+        await way.release(taken)
+        await transferring.result()
+    finally:
+        signals.lock_lost.disconnect(note)
+    assert lost == []
+
+
+@pytest.mark.parametrize("bound", [{"max_hold": 1}, {"renew": False}], ids=str)
+def test_what_was_held_for_a_while_ends_with_max_hold_or_renew(
+    place: Place, bound: dict[str, Any]
+) -> None:
+    with held_by_other(TO, ttl=1):
+        lease = distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound).__enter__()
+    wait_until(lambda: lease.lost_reason)
+    with pytest.raises(LockLost, match=r"max_hold of 1 s|renew is False, and its ttl of 1 s"):
+        lease.ensure_held()
+    wait_until(lambda: not distributed_lock(FROM, TO).locked())
+
+
+@places(KIND, MEMORY)
+@both_ways
+async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_again(
+    way: Way, place: Place
+) -> None:
+    taken = distributed_lock(TO, ttl=60)
+    assert await way.acquire(taken)
+
+    async def transfer() -> bool:
+        async with way.entered(distributed_lock(FROM, TO, max_hold=60, wait=HUNG)) as lease:
+            return lease.held
+
+    transferring = way.start(transfer)
+    await way.until(lambda: any(one.waiters for one in held.list()) or transferring.done())
+    (first,) = (one for one in held.list() if one.name == FROM)
+    assert held.force_release(FROM, first.id)
+    await way.release(taken)
+    assert await transferring.result()
+
+
+def test_a_lease_without_renewals_does_not_run_out_while_another_lock_is_awaited(
+    place: Place,
+) -> None:
     with (
         held_by_other(TO, ttl=2),
         distributed_lock(FROM, TO, ttl=0.5, renew=False, wait=HUNG) as lease,

@@ -34,7 +34,7 @@ class Holder:
 me = Holder()
 
 
-def state(**fields: Any) -> LeaseState:
+def state(of: type[LeaseState] = LeaseState, **fields: Any) -> LeaseState:
     """Granted at 0 for ten seconds, without a bound."""
     defaults: dict[str, Any] = {
         "name": "lottery",
@@ -48,7 +48,7 @@ def state(**fields: Any) -> LeaseState:
         "holder": ref(me),
         "for_block": False,
     }
-    return LeaseState(**{**defaults, **fields})
+    return of(**{**defaults, **fields})
 
 
 def claimed(**fields: Any) -> LeaseState:
@@ -367,6 +367,58 @@ def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word() -> 
     assert one.deadline == pytest.approx(6.9, abs=0.05)
     is_renewed(one, sent=6.0)
     assert "beat() was not called for 4 s" in one.loss(8.0).over
+
+
+def test_while_others_are_awaited_it_has_no_bound() -> None:
+    one = state(hold_until=TTL, auto_renew=False)
+    assert one.await_others()
+    assert one.renewal_due(5.0) == ("lottery", one.token, TTL, 1, True, TTL, 1)
+    is_renewed(one, sent=5.0)
+    assert one.is_held(5.0 + END - 0.001)
+    assert not one.await_others()
+
+
+@pytest.mark.parametrize("max_hold", [3.0, 60.0])
+def test_max_hold_begins_when_all_are_held(max_hold: float) -> None:
+    one = state(hold_until=TTL, auto_renew=False)
+    one.await_others()
+    late = one.renewal(5.0)
+    one.begin(6.0, max_hold, renew=True)
+    ends = min(END, 6.0 + max_hold - drift(TTL))
+    assert (one.deadline, one.ends) == (ends, ends)
+    assert one.renewal(6.0).ttl == min(TTL, max_hold)
+    # The answer to one that was sent before, and without a bound.
+    one.answered(late, Answer(b"renewed", 7.0, 7.0), 7.0)
+    assert one.ends == min(7.0 + END, 6.0 + max_hold - drift(TTL))
+    assert f"its max_hold of {max_hold:g} s was over" in str(one.loss(one.hold_until)) or (
+        max_hold > TTL
+    )
+
+
+def test_who_does_not_renew_stops_when_all_are_held() -> None:
+    one = state(auto_renew=False)
+    one.await_others()
+    one.begin(6.0, math.inf, renew=False)
+    assert one.renewal_due(6.0) is None
+    assert (one.ends, one.hold_until) == (END, math.inf)
+    assert "renew is False, and its ttl of 10 s was over" in str(one.loss(END))
+
+
+def test_an_answer_that_was_taken_in_during_begin_outlasts_no_max_hold() -> None:
+    class Slow(LeaseState):
+        """Another thread calls begin() after the bound was read, before the end is set."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "ends" and self.renewals == 0 and value > END:
+                vars(self)["renewals"] = 1
+                self.begin(6.0, 3.0, renew=True)
+            super().__setattr__(name, value)
+
+    one = state(Slow)
+    one.await_others()
+    one.answered(one.renewal(5.0), Answer(b"renewed", 5.0, 6.0), 6.0)
+    assert one.ends <= 9.0 - drift(TTL)
+    assert one.deadline <= one.ends
 
 
 def test_the_watchdog_is_called_when_less_than_half_of_it_is_left() -> None:
