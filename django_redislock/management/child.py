@@ -51,11 +51,11 @@ class Child:
 
         Args:
             command: The program and its arguments.
-            environment: Variables that it gets besides ours.
+            environment: All its variables.
             grace: Seconds from SIGTERM to SIGKILL.
         """
         self._command = command
-        self._environment = os.environ | environment
+        self._environment = environment
         self._grace = grace
         # The inbox of the loop in run(): the numbers of signals, and _END.
         self._inbox, self._outbox = socket.socketpair()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.core.management.base import CommandError
 
 from django_redislock.exceptions import LockLost
@@ -89,7 +93,8 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
     """
     lease = current_lease()
     assert lease is not None  # Without an answer of the server no job runs here.
-    environment = {"REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lease.fence)}
+    environment = _environment() | {"REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lease.fence)}
+    environment.pop("REDISLOCK_PERMIT", None)  # Of a run around this one.
     if lease.permit is not None:
         environment["REDISLOCK_PERMIT"] = str(lease.permit)
     child = Child(command, environment, grace)
@@ -99,6 +104,19 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
         raise LockLost(name, reason)
     if status:
         raise _Failed(status)
+
+
+def _environment() -> dict[str, str]:
+    """Our variables, but with the time zone that we were started with: Django has set its own."""
+    ours = dict(os.environ)
+    if ours.get("TZ") == settings.TIME_ZONE:
+        with suppress(OSError):  # Only Linux tells what we were started with.
+            begun_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+            del ours["TZ"]
+            for one in begun_with:
+                if one.startswith(b"TZ="):
+                    ours["TZ"] = os.fsdecode(one[3:])
+    return ours
 
 
 def _end(console: Console, status: int, says: str) -> int:

@@ -30,7 +30,8 @@ from django_redislock.management import child
 if os.isatty(0):
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 child.TIED_BY_KERNEL = sys.argv[1] == "kernel"
-sys.exit(child.Child(sys.argv[2:], {"REDISLOCK_NAME": "lottery"}, 1.0).run())
+environment = os.environ | {"REDISLOCK_NAME": "lottery"}
+sys.exit(child.Child(sys.argv[2:], environment, 1.0).run())
 """
 DEFAULT_TIE = "kernel" if sys.platform == "linux" else "guard"
 both_ties = pytest.mark.parametrize("tie", sorted({DEFAULT_TIE, "guard"}))

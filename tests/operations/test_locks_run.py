@@ -124,6 +124,54 @@ def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(
     assert job.err == ""
 
 
+def as_from_a_shell(line: str, settings: Any, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of a shell; "$LOCKS" begins a command of a Python of its own, and no fork."""
+    environment = environment_for() | {"TESTS_REDISLOCK": json.dumps(settings.REDISLOCK)}
+    environment["LOCKS"] = f"{sys.executable} -m django locks"
+    return subprocess.run(
+        ["sh", "-c", line],
+        cwd=ROOT,
+        env={name: value for name, value in (environment | environ).items() if value},
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells the former value")
+@pytest.mark.parametrize("zone", ["", "Asia/Tokyo"])
+def test_the_command_has_the_time_zone_that_we_were_started_with(settings: Any, zone: str) -> None:
+    line = "$LOCKS run backup -- sh -c 'echo ${TZ-none}'"
+    done = as_from_a_shell(line, settings, TZ=zone)
+    assert (done.stdout, done.stderr) == (f"{zone or 'none'}\n", "")
+
+
+def test_the_command_is_told_of_no_permit_of_a_run_around_it(
+    settings: Any,
+) -> None:
+    inner = "$LOCKS run inner -- sh -c 'echo $REDISLOCK_NAME ${REDISLOCK_PERMIT-none}'"
+    done = as_from_a_shell('$LOCKS run outer --limit 2 -- sh -c "$INNER"', settings, INNER=inner)
+    assert (done.stdout, done.stderr) == ("inner none\n", "")
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_without_standard_output_the_exit_status_is_that_of_the_command(
+    settings: Any, status: int
+) -> None:
+    done = as_from_a_shell(f"$LOCKS run backup -- sh -c 'exit {status}' >&-", settings)
+    assert (done.returncode, done.stderr) == (status, "")
+    done = as_from_a_shell(f"$LOCKS run backup -- sh -c 'exit {status}' >&- 2>&-", settings)
+    assert done.returncode == status
+
+
+def test_without_a_place_for_output_an_act_does_what_it_does(settings: Any) -> None:
+    assert as_from_a_shell("$LOCKS list >&-", settings).returncode == 0
+    with held_by("backup"):
+        assert as_from_a_shell("$LOCKS run backup -- true >&- 2>&-", settings).returncode == 75
+        assert as_from_a_shell("$LOCKS list --fail >&- 2>&-", settings).returncode == 1
+
+
 def test_its_runs_have_records(start: Callable[..., Job]) -> None:
     assert start("backup", "--", "true").wait() == 0
     assert start("backup", "--", "false").wait() == 1

@@ -10,9 +10,15 @@ import time
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    OutputWrapper,
+)
 
 from django_redislock import doctor, held
 from django_redislock.exceptions import LockUnavailable
@@ -65,6 +71,11 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run from a shell: its terminal may lack letters, and ``| head`` may close the pipe."""
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # It is closed, as by ``>&-``.
+                nowhere = Path(os.devnull).open("w")  # noqa: SIM115 (until our end)
+                setattr(sys, name, nowhere)
+                setattr(self, name, OutputWrapper(nowhere))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
