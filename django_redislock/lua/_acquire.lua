@@ -130,7 +130,7 @@ if mode ~= 'queue' and mode ~= 'hold' then
   return { refusal, left, string.sub(value, 1, SIGHT), ms }
 end
 
-local queued_before, lasts = dequeue(token), WAITER_TTL
+local queued_before, lasts = call('ZSCORE', QUEUE, token), WAITER_TTL
 if mode == 'hold' then
   lasts, channel = tonumber(ttl), ''
   redis.pcall('ZADD', HELD, 'GT', ms + lasts, LOCK) -- the entry of a holder that dies would end sooner
@@ -144,8 +144,11 @@ elseif ticket == '0' then
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = next_fence(last, us)
 end
-local record = { token, digits(ms + lasts), channel, ttl, renews .. limit, id, owner }
-call('ZADD', QUEUE, ticket, token, ticket, table.concat(record, '|'))
+local record = table.concat({ token, digits(ms + lasts), channel, ttl, renews .. limit, id, owner }, '|')
+call('ZADD', QUEUE, ticket, token, ticket, record)
+if queued_before then -- not before: without members the key would be gone, and a slot on its way gets no new keys
+  remove(token, ticket, record)
+end
 if mode == 'hold' and limit_of(call('ZRANGE', QUEUE, 2, 3)[2]) > 1 then
   tell_waiter(1, math.min(left, lasts)) -- it may have another permit then
 end

@@ -93,17 +93,21 @@ local function pop_waiter()
   return call('ZPOPMIN', QUEUE, 2)
 end
 
--- Takes a waiter out of the queue; returns its ticket, or nothing if it was not there.
+-- Takes out of the queue what a waiter has there at its ticket. *record*: the one that stays, with the token.
+local function remove(token, ticket, record)
+  for _, member in ipairs(call('ZRANGE', QUEUE, ticket, ticket, 'BYSCORE')) do
+    if is_of(member, token) and not (record and (member == token or member == record)) then
+      call('ZREM', QUEUE, member)
+    end
+  end
+end
+
+-- Takes a waiter out of the queue, if it is there.
 local function dequeue(token)
   local ticket = call('ZSCORE', QUEUE, token)
   if ticket then
-    for _, member in ipairs(call('ZRANGE', QUEUE, ticket, ticket, 'BYSCORE')) do
-      if is_of(member, token) then
-        call('ZREM', QUEUE, member)
-      end
-    end
+    remove(token, ticket)
   end
-  return ticket
 end
 
 -- Returns *owner*. If it has queued for a second or longer, this text says for how long (s), for the timeline.

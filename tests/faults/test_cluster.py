@@ -13,7 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from django_redislock import LockError, LockUnavailable, distributed_lock, doctor, held
+from django_redislock import LockError, LockUnavailable, distributed_lock, doctor, held, holds
 from django_redislock.backends.cluster.backend import ClusterBackend
 from django_redislock.backends.registry import backends
 from django_redislock.doctor import minimal_acl
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.forms import Form
     from tests.conftest import Locks, Spawn
     from tests.support.clusters import Cluster, MakeCluster
-    from tests.support.servers import Server
+    from tests.support.servers import Kind, Server
 
 pytestmark = pytest.mark.slow
 
@@ -238,6 +238,58 @@ def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_tol
             assert is_held_by(locks, lease_of(lock))
             caller.release(lock)
             acquired.remove((lock, caller, future))
+
+
+@pytest.mark.proves("P6", "R13")
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("valkey", None), ("valkey", 2), ("redis", 2)]
+)  # Each has words of its own.
+def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_not(
+    make_cluster: MakeCluster,
+    settings: Settings,
+    key_prefix: str,
+    caller: Caller,
+    kind: Kind,
+    limit: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All keys of a script may be there, so it begins, and ends where it needs another one."""
+    monkeypatch.setattr(flows, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(holds, "NOTED_FROM", 0.0)
+    cluster = make_cluster(kind)
+    locks = cluster.locks(settings, key_prefix, **{**PATIENT, "TTL": 600})
+    locks.configure(OPTIONS=UNHURRIED)
+    name = "lottery"
+    source = cluster.owner_node(name)
+    target = another(cluster, source)
+    keys = keys_of(locks, name)
+    with distributed_lock(name, limit=limit):
+        pass
+    assert locks.redis.exists(keys.past)
+    with source.client() as client, InLoop() as tasks:
+
+        def asked_for() -> int:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        holders = [distributed_lock(name, limit=limit, wait=0) for _ in range(limit or 1)]
+        for holder in holders:
+            assert tasks.acquire(holder)
+        waiter = distributed_lock(name, limit=limit)
+        acquired = caller.begin_waiting(waiter, locks)
+        cluster.begin_move(name, target)
+        if limit:
+            second = keys.of_permit(2).lock
+            client.migrate(target.host, target.port, [second], 0, 5000)
+        before = asked_for()
+        wait_until(lambda: acquired.done() or asked_for() > before + 2)
+        assert not acquired.done(), acquired.result()
+        assert queued(locks, name) == 1
+        cluster.move_keys(name, target)
+        cluster.end_move(name, target)
+        for holder in holders:
+            tasks.release(holder)
+        assert acquired.result(HUNG)
+        caller.release(waiter)
 
 
 @pytest.mark.proves("P6", "R14")

@@ -9,6 +9,7 @@ from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.dialing import check_version
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
+    ON_ITS_WAY_TEXT,
     Exhausted,
     NotOneCluster,
     ReplyError,
@@ -136,5 +137,5 @@ def is_lost(outcome: Outcome) -> bool:
         # If it refuses the dial itself, another server may have its address now.
         return cause is not None and not isinstance(cause, ReplyError)
     if isinstance(cause, ReplyError):
-        return cause.code not in _HOLDS_ON
+        return cause.code not in _HOLDS_ON and ON_ITS_WAY_TEXT not in str(cause)
     return not isinstance(cause, Exhausted)

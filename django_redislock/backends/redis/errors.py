@@ -17,12 +17,14 @@ _WRONG_SERVER = frozenset(
     {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"}
 )
 _WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
+# A script met a key that is not here while its slot is on its way to another node: see TRYAGAIN.
+ON_ITS_WAY_TEXT = "access a non local key"
 
 # Error codes after which trying again may help. All others are refusals: rights, types, memory.
 _TRANSIENT = _WRONG_SERVER | {"BUSY", "TRYAGAIN"}
 # Error codes of a node of a cluster. They concern one slot; the connection is as good as before.
 _OF_CLUSTERS = frozenset({"ASK", "CROSSSLOT", "MOVED"})
-_TRANSIENT_TEXT = ("max number of clients", _WRONG_SERVER_TEXT)
+_TRANSIENT_TEXT = ("max number of clients", _WRONG_SERVER_TEXT, ON_ITS_WAY_TEXT)
 
 
 class Exhausted(Exception):
