@@ -528,7 +528,9 @@ class Holds:
             return None
         if hold.terms.release_before_commit in _TOLD:
             for connection in transactions.of_this_thread.connections:
-                if connection.in_atomic_block and transactions.is_open():
+                if not connection.in_atomic_block:
+                    continue
+                if transactions.is_open() and self._ends_a_lease(hold):
                     of_task = self._is_of_task
                     transactions.warn(self.name, backend.alias, self._place, of_task=of_task)
                     break
@@ -540,6 +542,10 @@ class Holds:
         return Release(
             *(lease.name, state.token, hold.terms, min_hold, once, ended, state.lost, state.permit)
         )
+
+    def _ends_a_lease(self, hold: Hold) -> bool:
+        """Whether the end of *hold* ends a lease. Of a joint lock, all may be held further."""
+        return True
 
     def _defer(self, hold: Hold, success: bool) -> str | None:
         """Let the transactions that are open hold the lease too, until they are over.

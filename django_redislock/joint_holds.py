@@ -205,10 +205,11 @@ class JointHolds(Holds):
         return None  # Each part nests by itself.
 
     def _first_try(self, hold: Hold) -> Any:
-        if hold.terms.release_before_commit in REFUSED:
-            self._refuse_transaction(hold)
         for part in hold.parts:
             part.nest()
+        is_nested = all(part.is_nested for part in hold.parts)
+        if hold.terms.release_before_commit in REFUSED and not is_nested:
+            self._refuse_transaction(hold)
         return _FirstTry(self.name, hold.terms)
 
     def _attempt(self, hold: Hold, form: Form, since: float | None) -> Flow[Outcome]:
@@ -288,6 +289,9 @@ class JointHolds(Holds):
             for part in hold.parts:
                 part.let_go(success)
         return ending
+
+    def _ends_a_lease(self, hold: Hold) -> bool:
+        return any(part.hold.lease.state.times_held == 1 for part in hold.parts)
 
     def _release(self, hold: Hold, form: Release, success: bool, *, block: bool) -> Flow[None]:
         releasing = [part.releasing(success, block=block) for part in hold.parts]

@@ -627,6 +627,29 @@ def test_the_right_order_is_not_logged(locks: Locks, caplog: pytest.LogCaptureFi
     assert told(caplog) == []
 
 
+def test_of_several_locks_it_is_logged_if_one_of_them_ends(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    def both() -> Lock:
+        return distributed_lock(NAME, "other", reentrant=True)
+
+    with both(), atomic(using=SHOP), both():
+        pass  # The end of the inner one ends nothing.
+    assert told(caplog) == []
+    with distributed_lock(NAME), atomic(using=SHOP), both():
+        pass
+    assert len(told(caplog)) == 1
+    outer, inner = both(), both()
+    outer.acquire()
+    inner.acquire()
+    with atomic(using=SHOP):
+        outer.release()
+        assert len(told(caplog)) == 1
+        inner.release()
+    assert len(told(caplog)) == 2
+    assert is_left_clean(locks)
+
+
 def test_a_connection_of_which_nobody_has_told_is_found_by_a_new_thread(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -756,6 +779,13 @@ def test_the_setting_can_make_it_an_error_before_anything_is_taken(
         assert is_held()
     with distributed_lock(NAME), atomic(using=SHOP), distributed_lock(NAME, reentrant=True):
         pass
+    with distributed_lock(NAME, "other"), atomic(using=SHOP):
+        with distributed_lock(NAME, "other", reentrant=True):
+            pass
+        more = distributed_lock(NAME, "third", reentrant=True)
+        with pytest.raises(LockMisuse, match="or pass release_on_commit=True"):
+            more.acquire()
+        assert is_held()
     before = distributed_lock(NAME)
     before.acquire()
     assert told(caplog) == []
