@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     Naming = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -64,6 +65,7 @@ def naming(
         return lambda args, kwargs: formatted((*itself, *args), kwargs)
     parameters = list(signature.parameters.values())[len(itself) :]
     by_name = _passed_by_name(key, parameters, own)
+    rest = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), "")
 
     def name_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         passed = signature.bind(*itself, *args, **kwargs)
@@ -78,7 +80,8 @@ def naming(
         if by_name is None:
             name = key(*passed.args[len(itself) :], **passed.kwargs)
         else:
-            name = key(**{argument: passed.arguments[argument] for argument in by_name})
+            given = {**passed.arguments, **passed.arguments.get(rest, {})}
+            name = key(**{argument: given[argument] for argument in by_name if argument in given})
         return check_shared(check_name(name))
 
     return name_of
@@ -157,6 +160,11 @@ def _passed_by_name(
     if not any(one.kind in _VARIADIC for one in signature.parameters.values()):
         shared = [name for name in signature.parameters if name in kinds]
         if (shared or not signature.parameters) and _accepts(signature, (), shared):
+            # Others of its arguments, which have defaults, may arrive in **kwargs of the task.
+            if any(one.kind is one.VAR_KEYWORD for one in parameters):
+                variadic = {one.name for one in parameters if one.kind in _VARIADIC}
+                named = (one for one in signature.parameters.values() if one.kind in _BY_NAME)
+                return [one.name for one in named if one.name not in variadic]
             return shared
     # 2. All of them, as they are passed to the task. If the task itself takes *args or **kwargs,
     # nobody knows whether that is possible.

@@ -66,16 +66,22 @@ class Limit:
 
         def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Limit:
             passed = bound_arguments(signature, args, kwargs)
-            names = passed if wanted is None else wanted
-            return Limit(name_of(args, kwargs), counts(**{name: passed[name] for name in names}))
+            if wanted is not None:
+                if absent := [one for one in wanted if wanted[one] and one not in passed]:
+                    raise _lacks(self.name, absent[0], passed)
+                passed = {name: passed[name] for name in wanted if name in passed}
+            return Limit(name_of(args, kwargs), counts(**passed))
 
         return make
 
 
 def _named_by(
     counts: Callable[..., int], signature: inspect.Signature, limit: str
-) -> list[str] | None:
-    """The arguments that the function *counts* takes; None if it takes all."""
+) -> dict[str, bool] | None:
+    """The arguments that the function *counts* takes, and whether each must be passed.
+
+    None if it takes all.
+    """
     try:
         parameters = list(inspect.signature(counts).parameters.values())
     except ValueError:  # Python does not know the arguments of int(), and of others written in C.
@@ -91,12 +97,16 @@ def _named_by(
     takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
     for one in parameters:
         if one.name not in known and one.default is one.empty and not takes_any:
-            raise InvalidLockName(
-                repr(limit),
-                f"the function that is its number names {one.name!r}; the arguments are"
-                f" {', '.join(known) or 'none'}",
-            )
-    return [one.name for one in parameters if one.name in known or one.default is one.empty]
+            raise _lacks(limit, one.name, known)
+    return {one.name: one.default is one.empty for one in parameters}
+
+
+def _lacks(limit: str, argument: str, known: Iterable[str]) -> InvalidLockName:
+    return InvalidLockName(
+        repr(limit),
+        f"the function that is its number names {argument!r}; the arguments are"
+        f" {', '.join(known) or 'none'}",
+    )
 
 
 def check_limits(limits: Any) -> tuple[Limit, ...]:

@@ -127,6 +127,16 @@ class TestKey:
         task = make(draw, key="{place[city]}:{year}")
         assert task.delay({"city": "Utrecht"}, year=2030).get() == "Utrecht:2030"
 
+    def test_a_function_with_a_default_is_given_what_arrives_in_kwargs(
+        self, redislock: LockTestKit
+    ) -> None:
+        def draw(city: str, **extra: str) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key=lambda city, year="2029", extra="": f"{city}:{year}{extra}")
+        assert task.delay("Utrecht", year="2030", month="5").get() == "Utrecht:2030"
+        assert task.delay("Utrecht").get() == task(city="Utrecht") == "Utrecht:2029"
+
     def test_it_may_be_a_function_of_the_arguments(self, redislock: LockTestKit) -> None:
         task = make(key=lambda draw_id, **rest: f"lottery:{draw_id % 10}")
         assert task.delay(127, other=1).get() == "lottery:7"

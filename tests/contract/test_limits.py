@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,8 +14,10 @@ from django_redislock import (
     LockTimeout,
     distributed_lock,
     held,
+    single_instance,
+    single_instance_task,
 )
-from tests.support.matrix import in_turn
+from tests.support.matrix import MEMORY, in_turn, places
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
@@ -184,3 +186,27 @@ async def test_the_same_name_without_a_limit_is_refused(way: Way, place: Place) 
         pass
     with pytest.raises(LockMisuse, match=r"same\s+limit wherever"):
         await way.acquire(distributed_lock("export", wait=0))
+
+
+@places(MEMORY)  # One: a task is made once.
+@pytest.mark.parametrize("decorate", [distributed_lock, single_instance, single_instance_task])
+def test_a_number_with_a_default_counts_what_is_passed_in_kwargs(
+    place: Place, decorate: Any
+) -> None:
+    def plan_of(plan: str = "free") -> int:
+        return {"free": 1, "pro": 10}[plan]
+
+    def taken(**options: str) -> int:
+        (one,) = held.list()
+        return one.owner.limit or 1
+
+    def taken_too(**options: str) -> int:
+        return taken(**options)
+
+    export = decorate(limits=[Limit("export", plan_of)])(taken)
+    assert export(plan="pro") == 10
+    assert export(plan="free") == export() == 1
+    export = decorate(limits=[Limit("export", lambda plan: {"pro": 10}[plan])])(taken_too)
+    assert export(plan="pro", size="2") == 10
+    with pytest.raises(InvalidLockName, match="names 'plan'; the arguments are size"):
+        export(size="2")

@@ -76,6 +76,29 @@ def test_of_a_function_that_takes_any_argument_it_may_name_any() -> None:
     assert made(limit, takes_any, tenant="acme").number == 3
 
 
+def plans(plan: str = "free") -> int:
+    return {"free": 1, "pro": 10}[plan]
+
+
+def test_of_a_function_that_takes_any_argument_a_default_is_only_for_what_is_not_passed() -> None:
+    def takes_any(tenant: str = "", **others: Any) -> None: ...
+
+    limit = Limit("export", plans)
+    assert made(limit, takes_any).number == 1
+    assert made(limit, takes_any, plan="pro").number == 10
+    assert made(limit, takes_any, "acme", plan="pro", size=2).number == 10
+
+
+def test_an_argument_that_a_call_does_not_have_is_named() -> None:
+    def takes_any(size: int = 1, **others: Any) -> None: ...
+
+    limit = Limit("export", lambda size, tenant, others: size)
+    with pytest.raises(InvalidLockName, match="names 'tenant'; the arguments are plan, size"):
+        made(limit, takes_any, plan="pro")
+    with pytest.raises(InvalidLockName, match="names 'others'; the arguments are"):
+        made(limit, takes_any, tenant="acme")
+
+
 @pytest.mark.parametrize("counts", [int, lambda tenant, /: 2])
 def test_a_number_that_takes_no_arguments_by_name_is_refused(counts: Any) -> None:
     with pytest.raises(ValueError, match="takes no arguments by name"):
