@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, s
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from django_redislock import clock, fencing, logs, signals, task_runs
+from django_redislock import clock, fencing, logs, process, signals, task_runs
 from django_redislock.activity import Activity, current_activity
 from django_redislock.decorating import called
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
@@ -103,6 +103,7 @@ class JobRun:
     lease: Lease | None = None
     _asked = 0.0  # When it asked for the lock first.
     _began: float | None = None  # When its body did.
+    _begun_in: process.Process | None = None  # Where.
     baton = ""  # If it is to take up a lease: see baton.py.
     _lock: Lock | None = None  # The one that was asked last.
     _check_ins: CheckIns | None = None  # Once its body has begun.
@@ -197,7 +198,7 @@ class JobRun:
         try:
             result = await self._aexecute(body)
         except GeneratorExit as error:  # Nothing can be awaited any more.
-            if self._check_ins is not None:
+            if self._check_ins is not None and self._ends_here:
                 self._check_ins.end(self._outcome_of(error), error)
             raise
         except BaseException as error:
@@ -207,18 +208,24 @@ class JobRun:
             await self._atell_end(None)
             return result
         finally:
-            current_activity.reset(was_busy_with)
+            with suppress(ValueError):  # The coroutine is closed outside of its task.
+                current_activity.reset(was_busy_with)
 
-    def _check_in(self) -> None:
-        """Tell the monitors that the body begins."""
+    def _begin(self) -> None:
+        """Note that the body begins, and tell the monitors."""
+        self._began, self._begun_in = clock.now(), process.this()
+        if not self.options.monitor:
+            return
         run = (self.activity.task, self.name, self.activity.task_id)
         self._check_ins = CheckIns(self.options.monitor, *run)
 
     def _tell_end(self, error: BaseException | None) -> None:
         """Tell how the run has ended, after its release; *error* is the exception of execute()."""
+        if not self._ends_here:
+            return
         try:
-            if self._began is not None and signals.run_ended.receivers:
-                signals.run_ended.send_robust(**self._news_of_end(self._began, error))
+            if signals.run_ended.receivers:
+                signals.run_ended.send_robust(**self._news_of_end(error))
         finally:
             if self._check_ins is not None:
                 self._check_ins.end(self._outcome_of(error), error)
@@ -226,21 +233,30 @@ class JobRun:
                     self._check_ins.wait(self._patience)
 
     async def _atell_end(self, error: BaseException | None) -> None:
+        if not self._ends_here:
+            return
         try:
-            if self._began is not None and signals.run_ended.receivers:
-                await signals.run_ended.asend_robust(**self._news_of_end(self._began, error))
+            if signals.run_ended.receivers:
+                await signals.run_ended.asend_robust(**self._news_of_end(error))
         finally:
             if self._check_ins is not None:
                 self._check_ins.end(self._outcome_of(error), error)
-                await self._check_ins.await_told()
+                with suppress(Exception):  # Of a monitor that is wrong.
+                    await self._check_ins.await_told()
+
+    @property
+    def _ends_here(self) -> bool:
+        """Whether this process is the one in which the body began, not a child forked there."""
+        return self._begun_in is process.this()
 
     @property
     def _patience(self) -> float:
         """How many seconds a run that is over may wait for its monitors."""
         return math.inf
 
-    def _news_of_end(self, began: float, error: BaseException | None) -> dict[str, Any]:
-        took = clock.now() - began
+    def _news_of_end(self, error: BaseException | None) -> dict[str, Any]:
+        assert self._began is not None  # See _ends_here.
+        took = clock.now() - self._began
         return self._news(lease=self.lease, outcome=self._outcome_of(error), took=took)
 
     def _outcome_of(self, error: BaseException | None) -> RunOutcome:
@@ -324,9 +340,7 @@ class JobRun:
         try:
             result = None  # Of a body that has replaced itself.
             with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
-                self._began = clock.now()
-                if self.options.monitor:
-                    self._check_in()
+                self._begin()
                 if signals.run_started.receivers:
                     signals.run_started.send_robust(**self._news(lease=lease))
                 result = body(*self.args, **self.kwargs)
@@ -338,14 +352,13 @@ class JobRun:
         self.lease = lease
         before = running.set(self)
         try:
-            self._began = clock.now()
-            if self.options.monitor:
-                self._check_in()
+            self._begin()
             if signals.run_started.receivers:
                 await signals.run_started.asend_robust(**self._news(lease=lease))
             return await body(*self.args, **self.kwargs)
         finally:
-            running.reset(before)
+            with suppress(ValueError):  # See aexecute().
+                running.reset(before)
 
     def _end(self, result: Any) -> Any:
         """The body has returned, and its transaction is committed; the lock is still held."""

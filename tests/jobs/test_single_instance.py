@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import io
 import json
 import logging
 import math
+import os
 import pickle
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,8 +35,9 @@ from django_redislock import (
 from django_redislock.celery.options import SingleInstance
 from django_redislock.jobs import Conflict, JobOptions, current_lease, run_job
 from django_redislock.models import CompletedRun
+from django_redislock.monitors import Monitor
 from tests.support.celery_app import EAGER, celery_app
-from tests.support.faults import calls
+from tests.support.faults import calls, in_fork
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
@@ -229,6 +232,78 @@ def test_the_outcome_of_a_run_is_one_word(
         ("lost", False),
     ]
     assert len(told) == 2 * len(ends)
+
+
+def test_a_coroutine_that_is_closed_outside_of_its_task_raises_nothing_else(
+    redislock: LockTestKit,
+) -> None:
+    seen: list[BaseException] = []
+
+    @single_instance("import")
+    async def load() -> None:
+        try:
+            await asyncio.Event().wait()
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    loading: Any = load()
+    contextvars.Context().run(asyncio.run, begin(loading))
+    loading.close()  # An error of ours would be raised here.
+    assert [type(error) for error in seen] == [GeneratorExit]
+
+
+async def begin(coroutine: Any) -> None:
+    """Let it go as far as it needs nothing from outside."""
+    coroutine.send(None)
+
+
+@blocking_or_not
+def test_a_child_that_is_forked_in_the_body_tells_of_no_end(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    ends: list[str] = []
+
+    def hear(signal: object, outcome: str, **news: Any) -> None:
+        ends.append(outcome)
+
+    async def ahear(signal: object, outcome: str, **news: Any) -> None:
+        ends.append(outcome)  # A receiver that blocks would need a thread.
+
+    class Told(Monitor):
+        """The child has no thread that tells it, so it would wait in vain."""
+
+        timeout = 2 * HUNG
+
+    def work() -> int:
+        if os.fork():
+            return os.wait()[1]
+        raise InterruptedError  # In the child.
+
+    async def awork() -> int:
+        return work()
+
+    run: Any = single_instance("import", monitor=Told())(awork if is_async else work)
+
+    async def call() -> Any:
+        try:
+            return await run() if is_async else run()
+        except InterruptedError:
+            os._exit(len(ends))
+
+    def call_in_loop() -> list[Any]:
+        if is_async:
+            return [asyncio.run(call()), *ends]
+        with pytest.raises(StopIteration) as stopped:  # Without a loop.
+            call().send(None)
+        return [stopped.value.value, *ends]
+
+    receiver = ahear if is_async else hear
+    signals.run_ended.connect(receiver)
+    try:
+        assert in_fork(call_in_loop) == [0, "success"]
+    finally:
+        signals.run_ended.disconnect(receiver)
 
 
 @blocking_or_not
