@@ -37,6 +37,9 @@ class SkippedCommand(CommandError):
         super().__init__(line_of(skipped).removeprefix("Skipped: "), returncode=returncode)
         self.skipped = skipped
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.skipped, self.returncode)
+
 
 SkippedCommand.__name__ = "Skipped"  # Django prints it before the message.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
 import signal
 import time
@@ -83,7 +84,9 @@ def test_a_skip_is_one_line_and_no_error(redislock: LockTestKit) -> None:
         assert told.getvalue().count("\n") == 1
         with pytest.raises(CommandError) as error:
             call_command(variant(name="import:{source}", skip_exit=4))
-        assert (error.value.returncode, error.value.skipped) == (4, skipped)  # type: ignore[attr-defined]
+        for raised in (error.value, pickle.loads(pickle.dumps(error.value))):
+            assert (raised.returncode, raised.skipped) == (4, skipped)
+            assert str(raised) == "'import:eu' is held by another-host:1 simulated"
 
 
 def test_a_body_that_returns_the_skip_of_another_job_was_not_skipped_itself(
