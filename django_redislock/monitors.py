@@ -52,12 +52,13 @@ class Monitor:
     Each method runs in a thread of its own. What it raises is logged, and never makes a run fail.
 
     Attributes:
-        timeout: Seconds that the end of a run waits, after the release, until the monitor is told.
+        timeout: Seconds, or a timedelta, that the end of a run waits, after the release, until the
+            monitor is told.
             A task waits only while its time limits leave a second. The monitor is told later too,
             if the process lives.
     """
 
-    timeout = 5.0
+    timeout: float | timedelta = 5.0
 
     def started(self, run: Run) -> None:
         """A run has got its lock, and its body begins."""
@@ -76,6 +77,8 @@ class Ping(Monitor):
     the begin, and ``/fail`` with a line of text after a failure. Each request has the id of the run
     in ``rid``. Any service with the same protocol will do.
     """
+
+    timeout: float
 
     def __init__(self, url: str, *, timeout: float | timedelta = 5.0) -> None:
         """Make a monitor; *url* is requested after a success.
@@ -151,6 +154,8 @@ class Sentry(Monitor):
     it off for the tasks that have this monitor, see docs/jobs.md.
     """
 
+    timeout: float
+
     def __init__(
         self,
         slug: str,
@@ -215,7 +220,7 @@ def check_monitors(raw: object) -> tuple[Monitor, ...]:
     """The monitors of a job, given as one or as a list.
 
     Raises:
-        ValueError: One of them is no monitor.
+        ValueError: One of them is no monitor, or its timeout is no duration.
     """
     given = tuple(raw) if isinstance(raw, list | tuple) else (raw,)
     for one in given:
@@ -224,7 +229,13 @@ def check_monitors(raw: object) -> tuple[Monitor, ...]:
                 'monitor must be a monitor, as in monitor=Ping("https://...") or'
                 f' monitor=Sentry("nightly"), or a list of them, not {one!r}.'
             )
+        _timeout_of(one)
     return given
+
+
+def _timeout_of(monitor: Monitor) -> float:
+    """Its timeout in seconds: a subclass may say it as it likes."""
+    return seconds(monitor.timeout, f"timeout of the monitor {type(monitor).__name__}")
 
 
 class CheckIns:
@@ -267,7 +278,7 @@ class CheckIns:
     def _patience(self) -> float:
         # While the begin is still being told, it has its own time, and the end has its own after
         # it.
-        return max(one.monitor.timeout * (1 if one.has_begun else 2) for one in self._told)
+        return max(_timeout_of(one.monitor) * (1 if one.has_begun else 2) for one in self._told)
 
     def _complain_of_silence(self) -> None:
         for one in self._told:

@@ -6,10 +6,12 @@ import asyncio
 import gzip
 import importlib
 import json
+import math
 import os
 import sys
 import threading
 from contextlib import suppress
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -457,6 +459,35 @@ class TestLocksRuns:
 
 def url(service: Service) -> str:
     return f"http://{service.address}/nightly"
+
+
+@blocking_or_not
+def test_a_timeout_may_be_a_timedelta(locks: Locks, service: Service, is_async: bool) -> None:
+    class Slow(Monitor):
+        timeout = timedelta(seconds=HUNG)
+
+        def succeeded(self, run: Run, took: float) -> None:
+            wait_until(lambda: not distributed_lock("nightly").locked(), HUNG)
+            told.append(run.lock)
+
+    told: list[str] = []
+    assert job(is_async, monitor=Slow())() == 1
+    assert told == ["nightly"]
+
+
+@pytest.mark.parametrize("timeout", ["5", -1, None, math.inf])
+def test_a_timeout_that_is_no_duration_is_refused_where_the_monitor_is_given(timeout: Any) -> None:
+    monitor: Any = type("Slow", (Monitor,), {"timeout": timeout})
+    with pytest.raises(ValueError, match="timeout of the monitor Slow must be"):
+        job(monitor=monitor())
+
+
+@blocking_or_not
+def test_a_timeout_that_becomes_wrong_fails_no_run(locks: Locks, is_async: bool) -> None:
+    monitor: Any = Monitor()
+    run = job(is_async, monitor=monitor)
+    monitor.timeout = "soon"
+    assert run() == 1
 
 
 def test_what_is_told_late_is_told_all_the_same(locks: Locks, service: Service) -> None:
