@@ -141,6 +141,11 @@ _NO_FAILURES: dict[RunOutcome, tuple[type[Exception], ...]] = {
 }
 
 
+def _is_requeued(error: BaseException) -> bool:
+    """Whether a message that Celery has not acknowledged before its run goes back to the broker."""
+    return bool(error.requeue) if isinstance(error, Reject) else not isinstance(error, Exception)
+
+
 class TaskRun(JobRun):
     """One run of a single-instance task."""
 
@@ -196,12 +201,12 @@ class TaskRun(JobRun):
         except Deferred:
             raise  # Its call still waits in the broker's queue.
         except _EndedByRetry as ended:
-            return ended.result
+            result = ended.result
         except _Replaced:
             result = None
-        except BaseException:
+        except BaseException as error:
             if self.delivered and self._is_noted:
-                self._waits_no_more()
+                self._waits_no_more(error=error)
             raise
         if self.delivered and self._is_noted:
             self._waits_no_more()
@@ -418,6 +423,7 @@ class TaskRun(JobRun):
         if isinstance(found, Finished):
             return self._end_as_duplicate(found)
         if isinstance(found, Done):
+            self._retract_call()
             return super()._decide(found)
         if self._is_own(found):
             if found.cooling:
@@ -425,7 +431,7 @@ class TaskRun(JobRun):
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
             # Its body has started, so it cannot stand for calls made now.
-            self._retract_call(starts=True)
+            self._retract_call(takes=True)
             raise self._defer("its own earlier delivery holds it", found, started=True)
         # Work that has started is not dropped because another run got in between.
         if self.delivered and self._body_has_started:
@@ -437,7 +443,9 @@ class TaskRun(JobRun):
             until = self._defer_until(self._requeue_call())
             if until is not None:
                 raise self._defer(f"on_conflict is {policy!r}", found, until=until)
-        # What is raised from here on may bring about a retry, by autoretry_for or by a function.
+        # It stands for no call made from now on: the lock may be free for that one. What is raised
+        # from here on may bring about a retry, by autoretry_for or by a function.
+        self._retract_call(takes=policy == "raise" or callable(policy))
         carry(self.request, raised=True)
         return super()._decide(found)
 
@@ -482,8 +490,9 @@ class TaskRun(JobRun):
         # Between its release and its report are milliseconds; a crash there is rare.
         if reports and not is_reported and ago is not None and ago < REPORTS_WITHIN:
             # Its body has ended, so it cannot stand for calls made now.
-            self._retract_call(starts=True)
+            self._retract_call(takes=True)
             raise defer(self.task, REPORTS_WITHIN - ago, started=True)
+        self._retract_call()
         skipped = self._skipped_by(found)
         self._tell(skipped)
         # If nobody can look, there may be no report at all; that is rare, and better than two.
@@ -531,9 +540,13 @@ class TaskRun(JobRun):
         """Whether its call may be noted in the queue or the line; most messages say nothing."""
         return bool(self._turn or self._arguments_of or carried(self.request.headers))
 
-    def _waits_no_more(self, *, starts: bool = False) -> None:
-        """Leave the broker's queue and the line: the body starts, has ended, or never will."""
-        self._retract_call(starts=starts)
+    def _waits_no_more(self, *, starts: bool = False, error: BaseException | None = None) -> None:
+        """Leave the broker's queue and the line: the body starts, or the run ends, by *error*."""
+        # If it has failed before its body, Celery may retry it, and the call waits on. If not, then
+        # queued._retract_failed() hears of it.
+        fails = isinstance(error, Exception) and not isinstance(error, TaskPredicate)
+        if not (fails and self._announced_as):
+            self._retract_call(takes=starts, again=error is not None and _is_requeued(error))
         if self._turn or "ticket" in carried(self.request.headers):
             line.leave(self.task, self._line, self.id)
             carry(self.request, ticket=None, line=None)
@@ -545,21 +558,25 @@ class TaskRun(JobRun):
         # them back, such as a list for a tuple.
         return carried(self.request.headers).get("queued") if self.delivered else None
 
-    def _retract_call(self, *, starts: bool = False) -> None:
-        """Let its call stand for no others. If the body starts, give it the last one's arguments.
+    def _retract_call(self, *, takes: bool = False, again: bool = False) -> None:
+        """Let its call stand for no others.
 
-        With acks_late the server keeps these until the body ends. The message, which has the first
-        call's arguments, may be delivered again until then.
+        With acks_late the server keeps the last call's arguments while the broker may deliver the
+        message again, which has those of the first one.
+
+        Args:
+            takes: Whether the run gets them: its body starts, or Celery may retry it.
+            again: Whether the run has ended, and its message goes back to the broker.
         """
         if not (name := self._announced_as or self._arguments_of):
             return
-        keep = self.marker.recognised_for if starts and acks_late(self.task) else 0.0
+        keep = self.marker.recognised_for if (takes or again) and acks_late(self.task) else 0.0
         last = queued.retract(self.task, name, self.id, keep=keep)
         carry(self.request, queued=None)
         self._arguments_of = name if last and keep else None
-        if last and starts:
+        if last and takes:
             self._take(last)
-        if last is None and starts and self.options.unique_queued == NEWEST:
+        if last is None and takes and self.options.unique_queued == NEWEST:
             says = "%s runs with its own arguments, and not the last call's, if any"
             self.logger.error(says, self, extra=self._said())
 

@@ -22,7 +22,7 @@ if expiry and tonumber(expiry) > ms and waiting ~= id then
   if arguments ~= '-' and its_due and tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
     if arguments and arguments ~= '' then
       -- The waiting task may run later than announced, if it waits longer in the queue or in a worker.
-      keep_last_call(waiting, ms, expiry - ms + DAY, arguments)
+      keep_last_call(waiting, ms, math.max(tonumber(expiry), tonumber(its_due)) - ms + DAY, arguments)
     end
     redis.pcall('HSET', RUNS, 'asked', digits(ms)) -- a server out of memory still names the waiting task
     return waiting

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -365,6 +367,74 @@ class TestNewest:
         assert own_stage.result(first) == f"did {key}"
         assert self.said(own_stage, key) == ["second", "second"]
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("task", ["queued_newest", "queued_newest_waiting"])
+    def test_also_if_a_cold_shutdown_ends_its_body_or_its_wait_for_the_lock(
+        self, own_stage: Stage, task: str
+    ) -> None:
+        key, call = own_stage.key(), own_stage.task(task)
+        waits = task == "queued_newest_waiting"
+        how: dict[str, Any] = {} if waits else {"hold": True}
+        first = call.delay(key, "first", **how)
+        assert call.delay(key, "second", **how).id == first.id
+        with distributed_lock(key) if waits else nullcontext():
+            worker = own_stage.start(pool="prefork")
+            if waits:
+                own_stage.wait_for_waiter(key)
+            else:
+                own_stage.wait_for(key, "start")
+            worker.signal(signal.SIGQUIT)
+            worker.wait()
+        own_stage.open_gate(key)
+        own_stage.start()
+        assert own_stage.result(first) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert self.said(own_stage, key) == ["second"] * (1 if waits else 2)
+        assert not self.kept(own_stage)
+
+    def test_also_if_it_has_the_broker_deliver_it_again(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = self.call(own_stage, key, "first")
+        self.call(own_stage, key, "second", how={"reject": True})
+        own_stage.start()
+        assert own_stage.result(first) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert self.said(own_stage, key) == ["second", "second"]
+        assert not self.kept(own_stage)
+
+    @pytest.mark.parametrize("task", ["queued_newest_raising", "queued_newest_pleading"])
+    def test_also_if_celery_retries_it_since_the_lock_was_busy(
+        self, own_stage: Stage, task: str
+    ) -> None:
+        key, call = own_stage.key(), own_stage.task(task)
+        first = call.delay(key, "first")
+        assert call.delay(key, "second").id == first.id
+        with distributed_lock(key):
+            own_stage.start()
+            own_stage.wait_for_log(f"[{first.id}] retry: Retry in", 2)
+        assert own_stage.result(first) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert self.said(own_stage, key) == ["second"]
+        assert not self.kept(own_stage)
+
+    @pytest.mark.slow
+    def test_also_if_celery_retries_it_since_redis_did_not_answer(
+        self, own_stage: Stage, settings: Any, make_server: MakeServer, make_proxy: MakeProxy
+    ) -> None:
+        server = make_server()
+        proxy = make_proxy(server)
+        own_stage.redislock["default"]["LOCATION"] = proxy.url
+        own_stage.start()
+        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+        proxy.refuse()
+        key, call = own_stage.key(), own_stage.task("queued_newest_raising")
+        first = call.delay(key, "first")
+        own_stage.wait_for_log(f"[{first.id}] retry: Retry in")
+        assert call.delay(key, "second").id == first.id
+        proxy.heal()
+        assert own_stage.result(first) == f"did {key}"
+        assert self.said(own_stage, key) == ["second"]
+
     @pytest.mark.parametrize("how", ["expired", "revoked"])
     def test_what_was_kept_for_a_call_that_never_starts_goes_with_it(
         self, own_stage: Stage, how: str
@@ -547,6 +617,18 @@ class TestPutOff:
             first.get(timeout=PATIENCE, propagate=False)
         second = stage.send(task, key)
         assert second.id != first.id
+        assert stage.result(second) == f"did {key}"
+
+    def test_or_until_it_is_known_that_it_will_be_skipped(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_leaving", key)
+            stage.wait_for(key, "conflict")
+        # The lock is free, and the first call has not ended.
+        second = stage.send("queued_leaving", key)
+        assert second.id != first.id
+        stage.open_gate(key)
+        assert stage.result(first) == "skipped"
         assert stage.result(second) == f"did {key}"
 
     @pytest.mark.parametrize(("task", "of"), [("queued_order", Order), ("queued_refusing", str)])

@@ -156,6 +156,15 @@ def test_arguments_of_tasks_that_never_came_are_dropped_by_the_next_announcement
     assert ("last:a" in fields, "last:b" in fields, "last" in fields) == (False, True, True)
 
 
+def test_arguments_are_kept_until_a_day_after_the_run_is_due(server: Keyspace) -> None:
+    announce(server, "a", 3 * DAY)
+    server.advance(10)
+    assert announce(server, "b", 3 * DAY, "", "one") == "a"
+    assert server.fields(KEYS.runs)["last:a"] == f"{server.ms - 10 + 4 * DAY}|one"
+    server.advance(3 * DAY + 1000)
+    assert server.run(scripts.RETRACT, "a") == "one"
+
+
 def test_a_run_that_goes_back_into_the_queue_stays_announced(server: Keyspace) -> None:
     announce(server, "a", "100", "3000")
     ends = server.ms + 3000

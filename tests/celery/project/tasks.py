@@ -11,9 +11,10 @@ import time
 from typing import Any
 
 from celery import Task, group, shared_task
+from celery.exceptions import Reject
 from django.db import transaction
 
-from django_redislock import Limit, LockTimeout, signals
+from django_redislock import Limit, LockTimeout, LockUnavailable, signals
 from django_redislock import single_instance_task as the_real_one
 from django_redislock.celery import Conflict, current_lease
 from tests.celery.project.journal import note, server, wait_at_gate
@@ -290,13 +291,65 @@ def queued(key: str, **how: Any) -> str:
     acks_late=True,
     ttl=6,
 )
-def queued_newest(key: str, what: str, *, fail: bool = False, **how: Any) -> str:
+def queued_newest(
+    key: str, what: str, *, fail: bool = False, reject: bool = False, **how: Any
+) -> str:
     """Wait in the queue once, and run with what the last call says."""
     request = queued_newest.request
     shown = request.argsrepr, request.kwargsrepr
     note(key, "what", what=what, args=request.args, kwargs=request.kwargs, shown=shown)
     if fail and not request.retries:
         raise queued_newest.retry(countdown=0)
+    if reject and not request.delivery_info["redelivered"]:
+        raise Reject("as asked", requeue=True)
+    return work(key, **how)
+
+
+@single_instance_task(
+    key="{key}", unique_queued="newest", on_conflict="wait", wait=60, acks_late=True
+)
+def queued_newest_waiting(key: str, what: str) -> str:
+    """As queued_newest, but wait in the worker when busy."""
+    note(key, "what", what=what)
+    return work(key)
+
+
+@single_instance_task(
+    key="{key}",
+    unique_queued="newest",
+    on_conflict="raise",
+    autoretry_for=(LockTimeout, LockUnavailable),
+    retry_kwargs={"countdown": 0.1, "max_retries": None},
+    acks_late=True,
+)
+def queued_newest_raising(key: str, what: str) -> str:
+    """As queued_newest, but have Celery retry when busy, or without Redis."""
+    note(key, "what", what=what)
+    return work(key)
+
+
+def plead(conflict: Conflict) -> None:
+    """Have Celery retry."""
+    raise conflict.task.retry(countdown=0.1, max_retries=None)
+
+
+@single_instance_task(key="{key}", unique_queued="newest", on_conflict=plead)
+def queued_newest_pleading(key: str, what: str) -> str:
+    """As queued_newest, but call a function when busy, which retries."""
+    note(key, "what", what=what)
+    return work(key)
+
+
+def wait_for_leave(conflict: Conflict) -> str:
+    """Note the conflict, and return when the gate is opened."""
+    note(conflict.lock, "conflict")
+    wait_at_gate(conflict.lock)
+    return "skipped"
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict=wait_for_leave)
+def queued_leaving(key: str, **how: Any) -> str:
+    """Wait in the queue once; call a function when busy, which takes its time."""
     return work(key, **how)
 
 
