@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
@@ -99,7 +100,7 @@ def check_decorated(function: object, line: str) -> None:
     if isinstance(function, staticmethod | classmethod | property) or not callable(function):
         cure = f"; write @{type(function).__name__} above {line}" * hasattr(function, "__get__")
         raise TypeError(f"{of} decorates functions, not {function!r}{cure}.")
-    if _generates(function):
+    if generates(function):
         raise _runs_too_late(function, line)
 
 
@@ -141,9 +142,24 @@ def called(body: Callable[[], Returned], line: str) -> Callable[[], Returned]:
     """
     if not callable(body):
         raise TypeError(f"{line} calls a function, not {body!r}.")
-    if is_awaited(body) or _generates(body):
+    if is_awaited(body) or generates(body):
         raise _runs_too_late(body, line)
     return finished(body, line)
+
+
+# The results of calls that have run nothing of a body yet.
+UNSTARTED = CoroutineType, GeneratorType, AsyncGeneratorType
+
+
+def unstarted(run: object, result: object) -> TypeError:
+    """The error for the body of a run that has returned one of these."""
+    if inspect.iscoroutine(result):
+        result.close()  # See above.
+    kind = type(result).__name__.replace("_", " ")
+    return TypeError(
+        f"{run} has returned, but its {kind} would run when the lock is released. Do the work"
+        " before: call asyncio.run() for a coroutine, and list() for a generator."
+    )
 
 
 def is_awaited(function: Callable[..., Any]) -> bool:
@@ -157,7 +173,7 @@ def is_awaited(function: Callable[..., Any]) -> bool:
     return getattr(method, "__name__", "") == "dispatch" and getattr(view, "view_is_async", False)
 
 
-def _generates(function: Callable[..., Any]) -> bool:
+def generates(function: Callable[..., Any]) -> bool:
     """Whether a call runs nothing of its body; also if contextlib.contextmanager is over it."""
     if getattr(function, "__globals__", {}).get("__name__") == "contextlib":
         function = inspect.unwrap(function)
@@ -177,7 +193,7 @@ def without_transaction(function: Callable[..., Any], line: str) -> TypeError:
 
 
 def _runs_too_late(function: Callable[..., Any], line: str) -> TypeError:
-    what = "the generator function " if _generates(function) else ""
+    what = "the generator function " if generates(function) else ""
     name = getattr(function, "__qualname__", function)
     verb, cure = "decorate", "Use `with` within the body, or decorate the coroutine function itself"
     if not line.startswith("@"):

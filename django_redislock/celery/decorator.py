@@ -35,6 +35,7 @@ from django_redislock.celery.run import (
     note_published_retry,
     replace_after_commit,
 )
+from django_redislock.decorating import generates, is_awaited
 from django_redislock.jobs.run import current_lease
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
@@ -215,7 +216,9 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 def _function_of(run: Any) -> tuple[Callable[..., Any], bool]:
     """The function behind a task class's ``run``, and whether it gets the task."""
     bound = not isinstance(run, staticmethod)
-    return inspect.unwrap(run if bound else run.__func__), bound
+    function = run if bound else run.__func__
+    # Decorators of the function are a part of it: they may change what it takes and returns.
+    return (function if validation_of(run) is None else function.__wrapped__), bound
 
 
 def _guarded(run: Any) -> Callable[..., Any]:
@@ -444,14 +447,11 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 
 def _check_body(function: Callable[..., Any]) -> None:
-    if any(is_lazy(function) for is_lazy in _LAZY):
+    if is_awaited(function) or generates(function):
         raise TypeError(
             f"{function.__qualname__}() cannot be a task: Celery would not wait for its body, and"
             " so the lock would not last as long. Make it an ordinary function."
         )
-
-
-_LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 def _with_lock(base: type[Task]) -> type[Task]:

@@ -94,7 +94,8 @@ def validation_of(run: Any) -> dict[str, Any] | None:
         The options of model_validate(); None if it makes none: the task has no pydantic=True.
     """
     wrapper = getattr(run, "__func__", run)
-    if not hasattr(wrapper, "__wrapped__") or wrapper.__globals__["__name__"] != "celery.app.base":
+    own = getattr(wrapper, "__globals__", {})
+    if not hasattr(wrapper, "__wrapped__") or own.get("__name__") != "celery.app.base":
         return None
     # They stand nowhere else. The wrapper validates itself, or by a function from Celery 5.6 on.
     known = getclosurevars(wrapper).nonlocals

@@ -171,6 +171,7 @@ def refuse_attributes(cls: type, body: Callable[..., Any]) -> None:
     }
     if not unheard:
         return
+    body = inspect.unwrap(body)
     code = body.__code__ if is_decorated and inspect.isfunction(body) else None
     where = f", {code.co_filename}:{code.co_firstlineno}" if code else ""
     given = ", ".join(f'"{name}": {value!r}' for name, value in unheard.items())

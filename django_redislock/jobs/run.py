@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, process, signals, task_runs
 from django_redislock.activity import Activity, current_activity
-from django_redislock.decorating import called
+from django_redislock.decorating import UNSTARTED, called, unstarted
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
 from django_redislock.jobs.options import DATABASE, Conflict, JobOptions
@@ -344,6 +344,8 @@ class JobRun:
                 if signals.run_started.receivers:
                     signals.run_started.send_robust(**self._news(lease=lease))
                 result = body(*self.args, **self.kwargs)
+                if isinstance(result, UNSTARTED):  # The body of a task, say.
+                    raise unstarted(self, result)
             return self._end(result)
         finally:
             running.reset(before)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import logging
 import warnings
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -15,9 +18,11 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
+from asgiref.sync import markcoroutinefunction
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.signals import task_prerun
+from django.contrib.auth.models import Group
 from kombu.serialization import dumps, loads
 
 from django_redislock import (
@@ -521,6 +526,56 @@ class TestRecords:
         assert held.records() == []
 
 
+async def draw_nothing() -> None: ...
+
+
+async def draw_one_by_one() -> Any:
+    yield 1
+
+
+def draw_in_turn() -> Any:
+    yield 1
+
+
+class TestUnstarted:
+    """A body that returns work which nobody has begun has failed: the lock would be over."""
+
+    @pytest.mark.parametrize(
+        ("make_result", "what"),
+        [
+            (draw_nothing, "coroutine"),
+            (lambda: (number for number in [1]), "generator"),
+            (draw_one_by_one, "async generator"),
+        ],
+        ids=["coroutine", "generator", "async generator"],
+    )
+    @pytest.mark.parametrize("how", ["direct", "eager"])
+    def test_it_is_no_success(
+        self, redislock: LockTestKit, make_result: Any, what: str, how: str
+    ) -> None:
+        def draw() -> Any:
+            return make_result()
+
+        task = make(draw, key="lottery", once=3600, name="draw")
+        for _ in "ab":  # The second time too: `once` has not marked it as done.
+            with pytest.raises(TypeError, match=f"draw.* has returned, but its {what} would run"):
+                running(task, how)()
+        record = held.record("lottery")
+        assert record is not None
+        assert record.last_success is None
+        assert record.last_failure is not None
+
+    @pytest.mark.django_db(transaction=True)
+    def test_what_it_has_written_is_rolled_back(self, redislock: LockTestKit) -> None:
+        def draw() -> Any:
+            Group.objects.create(name="drawn")
+            return draw_nothing()
+
+        with pytest.raises(TypeError, match="its coroutine would run"):
+            make(draw, key="lottery", atomic=True).delay().get()
+        assert not Group.objects.exists()
+
+
 class TestAfterASuccess:
     def test_min_hold_keeps_the_lock(self, redislock: LockTestKit) -> None:
         task = make(key="lottery", min_hold=60)
@@ -652,6 +707,47 @@ class TestComposition:
             return self.request.retries
 
         assert make(draw, bind=True).delay().get() == 2
+
+    def test_a_decorator_below_may_run_a_coroutine_function(self, redislock: LockTestKit) -> None:
+        def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return asyncio.run(function(*args, **kwargs))
+
+            return run
+
+        @synchronous
+        async def draw(country: str) -> str:
+            lease = held.get(f"lottery:{country}")
+            return lease.name if lease else ""
+
+        assert make(draw, key="lottery:{country}").delay("nl").get() == "lottery:nl"
+
+    @pytest.mark.parametrize("key", ["lottery:{country}", lambda country: f"lottery:{country}"])
+    def test_a_decorator_below_may_give_the_function_more_arguments(
+        self, redislock: LockTestKit, app: Celery, key: Any
+    ) -> None:
+        def with_database(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return function("database", *args, **kwargs)
+
+            signature = inspect.signature(function)
+            passed = list(signature.parameters.values())[1:]
+            run.__signature__ = signature.replace(parameters=passed)  # type: ignore[attr-defined]
+            return run
+
+        @with_database
+        def draw(database: str, country: str) -> tuple[str, str]:
+            return database, country
+
+        task = make(draw, key=key)
+        for how in ("direct", "eager", "apply"):
+            assert tuple(running(task, how)("nl")) == ("database", "nl")
+        with redislock.simulate_held_by_other("lottery:nl"):
+            assert not task("nl")
+        with pytest.raises(TypeError, match="country"):
+            task.apply_async(())
 
     def test_a_base_class_is_combined_with_ours(self, redislock: LockTestKit) -> None:
         class Greeting(Task):
@@ -949,6 +1045,15 @@ class TestRefusedAtImport:
     def test_a_coroutine_function(self) -> None:
         with pytest.raises(TypeError, match=r"draw_async\(\) cannot be a task"):
             single_instance_task(draw_async)
+
+    @pytest.mark.parametrize(
+        "function",
+        [draw_one_by_one, contextmanager(draw_in_turn), markcoroutinefunction(lambda: None)],
+        ids=["async generator", "context manager", "marked as a coroutine function"],
+    )
+    def test_a_function_of_which_nothing_would_run(self, function: Any) -> None:
+        with pytest.raises(TypeError, match=r"\(\) cannot be a task"):
+            single_instance_task(function)
 
     def test_a_class_whose_body_is_one(self) -> None:
         with pytest.raises(TypeError, match=r"run\(\) cannot be a task"):
