@@ -226,7 +226,7 @@ def _guarded(run: Any) -> Callable[..., Any]:
     function, bound = _function_of(run)
 
     @functools.wraps(function)
-    def guarded_run(task: Task, *args: Any, **kwargs: Any) -> Any:
+    def guarded_run(task: Task, /, *args: Any, **kwargs: Any) -> Any:
         body = run.__get__(task, type(task))
         if type(task).run is not guarded_run and is_running(task.request):
             return body(*args, **kwargs)  # Called by super().run() of a subclass.

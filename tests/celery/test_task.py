@@ -749,6 +749,15 @@ class TestComposition:
         with pytest.raises(TypeError, match="country"):
             task.apply_async(())
 
+    @pytest.mark.parametrize("name", ["task", "self", "args", "kwargs", "body", "function"])
+    def test_an_argument_may_have_any_name(self, redislock: LockTestKit, name: str) -> None:
+        scope: dict[str, Any] = {}
+        exec(f"def draw({name}): return {name}", scope)
+        task = make(scope["draw"], key=f"lottery:{{{name}}}")
+        assert task.apply(kwargs={name: 7}).get() == 7
+        assert task.apply_async(kwargs={name: 7}).get() == 7
+        assert task.run(**{name: 7}) == 7
+
     def test_a_base_class_is_combined_with_ours(self, redislock: LockTestKit) -> None:
         class Greeting(Task):
             greeting = "hello"
