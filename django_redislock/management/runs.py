@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
@@ -59,7 +60,10 @@ def _show(
     if no_success_for is not None:
         _check_known(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
     known, problems, partial = _records(names, alias, task, prefix, job)
-    found = known if no_success_for is None else _overdue(known, no_success_for, bool(chosen))
+    found = known
+    if no_success_for is not None:
+        known = [_with_success_of(task, one) for one in known]
+        found = _overdue(known, no_success_for, bool(chosen))
     notes = {one.name: _what_else_is_known(one) for one in found if not one.known}
     similar = {
         one.name: held.similar(one.name, using=one.alias)
@@ -162,6 +166,13 @@ def _check_known(no_success_for: float, using: list[str]) -> None:
                 f" longer, see REDISLOCK[{alias!r}]['RECORDS_FOR'].",
                 returncode=USAGE,
             )
+
+
+def _with_success_of(task: str, record: held.Record) -> held.Record:
+    """The record, but without the success of another task that shares the lock."""
+    success = record.last_success
+    is_anothers = task and success and success.owner.task != task
+    return replace(record, last_success=None) if is_anothers else record
 
 
 def _overdue(known: list[held.Record], no_success_for: float, together: bool) -> list[held.Record]:

@@ -574,6 +574,22 @@ def test_of_all_locks_of_a_task_the_latest_success_counts(
     assert locks_command("runs", *fresh[:-1]).status == 0
 
 
+def test_the_success_of_another_task_under_the_same_lock_does_not_count() -> None:
+    fresh = ("--no-success-for", "26h", "--fail")
+    with suppress(ZeroDivisionError), running("account:7", "x", task="tasks.bill"):
+        raise ZeroDivisionError
+    ran("account:7", task="tasks.export")
+    outcome = locks_command("runs", "--task", "tasks.bill", *fresh)
+    assert outcome.status == 1
+    assert outcome.err == "No success of --task tasks.bill in the last 1 d 2 h, among 1 lock."
+    assert locks_command("runs", "--job", "tasks.bill", *fresh).status == 1
+    assert locks_command("runs", "--task", "tasks.export", *fresh).status == 0
+    # Nor for the same task under another lock.
+    ran("account:8", task="tasks.bill")
+    outcome = locks_command("runs", "--task", "tasks.bill", *fresh)
+    assert outcome == Outcome(0, "The last success was 0.0 s ago, under account:8.\n", "")
+
+
 def test_a_silent_server_may_know_of_a_success(settings: Any) -> None:
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"silent": {"LOCATION": "redis://127.0.0.1:1/0"}, "default": one}
