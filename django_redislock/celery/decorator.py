@@ -27,7 +27,7 @@ from django_redislock.celery.options import (
     refuse_attributes,
     split,
 )
-from django_redislock.celery.queued import check_backend, is_exempt, publish_once
+from django_redislock.celery.queued import check_backend, hear_ends, is_exempt, publish_once
 from django_redislock.celery.run import (
     TaskRun,
     check_baton,
@@ -109,6 +109,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         super().on_bound(app)
         if cls.track_started:
             cls.reports_start, cls.track_started = True, False
+        if cls.single_instance_options.unique_queued:
+            hear_ends()
 
     def retry(self, *args: Any, **options: Any) -> Retry:
         """As Celery's. A run that has published its retry is no success, however it ends.

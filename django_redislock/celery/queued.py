@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery.signals import task_failure, task_revoked
+from celery.exceptions import Reject
+from celery.signals import task_postrun, task_revoked
+from celery.states import RETRY
 from celery.utils import uuid
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import logs, task_runs
 from django_redislock.backends.registry import backends
-from django_redislock.celery.defer import LONGEST_PAUSE
+from django_redislock.celery.defer import LONGEST_PAUSE, Deferred
 from django_redislock.celery.message import carried, seconds_left
 from django_redislock.exceptions import LockUnavailable
 
@@ -197,10 +199,13 @@ def _said(
     return logs.of(job=task.name, task_id=task_id, **known)
 
 
-def _retract_failed(sender: Any = None, task_id: str = "", **kwargs: Any) -> None:
-    """In a worker: a task has failed, perhaps in its before_start(), so before its run."""
-    # Celery's main process reports failures too, of requests that are not under way there.
-    if sender is not None and sender.request.id == task_id:
+def _retract_ended(sender: Any = None, state: Any = None, retval: Any = None, **other: Any) -> None:
+    """In a worker: a message was worked off, perhaps without a run, as if before_start() fails."""
+    if not sender.request.headers:
+        return
+    is_requeued = isinstance(retval, Reject) and retval.requeue
+    # Without a state, the worker is being ended.
+    if state not in {None, RETRY} and not is_requeued and not isinstance(retval, Deferred):
         _retract_unstarted(sender, sender.request)
 
 
@@ -211,5 +216,9 @@ def _retract_unstarted(sender: Any = None, request: Any = None, **kwargs: Any) -
         retract(sender, name, request.id)
 
 
+def hear_ends() -> None:
+    """Hear of the end of each message: not before a task has the option, since it takes time."""
+    task_postrun.connect(_retract_ended, dispatch_uid="django_redislock.unique_queued")
+
+
 task_revoked.connect(_retract_unstarted, dispatch_uid="django_redislock.unique_queued")
-task_failure.connect(_retract_failed, dispatch_uid="django_redislock.unique_queued")

@@ -543,7 +543,7 @@ class TaskRun(JobRun):
     def _waits_no_more(self, *, starts: bool = False, error: BaseException | None = None) -> None:
         """Leave the broker's queue and the line: the body starts, or the run ends, by *error*."""
         # If it has failed before its body, Celery may retry it, and the call waits on. If not, then
-        # queued._retract_failed() hears of it.
+        # queued._retract_ended() hears of it.
         fails = isinstance(error, Exception) and not isinstance(error, TaskPredicate)
         if not (fails and self._announced_as):
             self._retract_call(takes=starts, again=error is not None and _is_requeued(error))

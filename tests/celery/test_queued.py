@@ -642,6 +642,16 @@ class TestPutOff:
 
         wait_until(another_is_published, PATIENCE, "another call is published", every=0.02)
 
+    @pytest.mark.parametrize("task", ["queued_ignoring", "queued_answering"])
+    def test_or_until_it_ends_before_its_run(self, stage: Stage, task: str) -> None:
+        key = stage.key()
+        first = stage.send(task, key)
+
+        def another_is_published() -> bool:
+            return stage.send(task, key).id != first.id
+
+        wait_until(another_is_published, PATIENCE, "another call is published", every=0.02)
+
     @pytest.mark.parametrize("how", ["expired", "revoked"])
     def test_or_until_it_is_given_up_in_the_queue(self, stage: Stage, how: str) -> None:
         key, task = stage.key(), stage.task("queued_retrying")

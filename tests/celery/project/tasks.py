@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from celery import Task, group, shared_task
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from django.db import transaction
 
 from django_redislock import Limit, LockTimeout, LockUnavailable, signals
@@ -402,6 +402,32 @@ class Refusing(Task):  # type: ignore[misc] # Celery has no types
 @single_instance_task(base=Refusing, key="{key}", unique_queued=True)
 def queued_refusing(key: str) -> None:
     """Wait in the queue once, and fail before the run."""
+
+
+class Ignoring(Task):  # type: ignore[misc] # Celery has no types
+    """Ends before its run, without a result."""
+
+    def before_start(self, *args: Any) -> None:
+        """Called by Celery."""
+        raise Ignore
+
+
+@single_instance_task(base=Ignoring, key="{key}", unique_queued=True)
+def queued_ignoring(key: str) -> None:
+    """Wait in the queue once, and end before the run."""
+
+
+class Answering(Task):  # type: ignore[misc] # Celery has no types
+    """Has its result before its run."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        """Called by Celery."""
+        return "answered"
+
+
+@single_instance_task(base=Answering, key="{key}", unique_queued=True)
+def queued_answering(key: str) -> None:
+    """Wait in the queue once, and have a result before the run."""
 
 
 @single_instance_task(key="{key}:{parts}", unique_queued=True)
