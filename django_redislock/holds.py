@@ -279,7 +279,10 @@ class Holds:
         me = current_holder()
         now = hold.backend.clock()
         limit, in_the_way = hold.terms.limit, 0
-        for lease in hold.backend.leases.of(self.name):
+        lost: LeaseState | None = None
+        error: LockMisuse | None = None
+        # Of several, all but the newest are lost, or they are other permits.
+        for lease in reversed(hold.backend.leases.of(self.name)):
             state = lease.state
             holder = state.holder()
             if holder is not me and running_loop() is None:
@@ -290,7 +293,8 @@ class Holds:
             is_mine = holder is me and (state.caller is None or state.caller.is_served())
             if is_mine and (self._options.reentrant or state.is_held_by_transactions_only):
                 if not may_be_held:
-                    raise state.loss(now)
+                    lost = lost or state
+                    continue
                 # First: after an interrupt where this begins, the hold has no lease to give back.
                 state.nest()
                 hold.lease = lease
@@ -298,16 +302,19 @@ class Holds:
                 return lease
             if not may_be_held:
                 continue
-            error: LockMisuse | None = misuse.shares_a_thread(self.name)
+            refusal: LockMisuse | None = misuse.shares_a_thread(self.name)
             if holder is not me or is_mine:
                 of_job = self._run is not None
-                error = misuse.waits_for_itself(
+                refusal = misuse.waits_for_itself(
                     self.name, holder, me, blocking=blocking, of_job=of_job, limit=limit
                 )
-            if error is not None:
+            if refusal is not None:
                 in_the_way += 1  # There may be other permits.
-                if in_the_way == limit:
-                    raise error
+                error = refusal
+        if lost is not None:
+            raise lost.loss(now)
+        if error is not None and in_the_way >= limit:
+            raise error
         return None
 
     def _first_try(self, hold: Hold) -> FirstTry:

@@ -136,6 +136,25 @@ async def test_a_reentrant_acquire_is_of_the_same_permit(way: Way, place: Place)
                 await way.acquire(gpu())
 
 
+@needs_scripts
+@pytest.mark.parametrize("lost", [0, 1])
+@both_ways
+async def test_a_reentrant_acquire_is_of_a_permit_that_is_held(
+    way: Way, place: Place, lost: int
+) -> None:
+    both = gpu(), gpu()
+    assert [await way.acquire(one) for one in both] == [True, True]
+    leases: list[Any] = [one.lease for one in both]
+    assert held.force_release("gpu", leases[lost].id, permit=leases[lost].permit)
+    with pytest.raises(LockLost):
+        await way.renew(leases[lost])
+    async with way.entered(gpu(reentrant=True)) as nested:
+        assert nested is leases[1 - lost]
+    with pytest.raises(LockLost):
+        await way.release(both[lost])
+    await way.release(both[1 - lost])
+
+
 @both_ways
 async def test_a_decorated_function_runs_so_many_times_at_once(way: Way, place: Place) -> None:
     permits = []

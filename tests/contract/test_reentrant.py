@@ -240,6 +240,26 @@ async def test_nor_does_it_wait_for_the_new_holder_in_the_same_process(
 
 
 @both_ways
+async def test_it_nests_in_the_lease_that_is_held_and_not_in_an_earlier_one_that_was_lost(
+    way: Way, place: Place
+) -> None:
+    earlier = distributed_lock("lottery")
+    assert await way.acquire(earlier)
+    assert earlier.lease is not None
+    await lose(way, place, earlier.lease)
+    async with way.entered(distributed_lock("lottery", wait=0)) as lease:
+        for names in (("lottery",), ("lottery", "other")):
+            async with way.entered(distributed_lock(*names, reentrant=True, wait=0)) as nested:
+                assert nested.held
+                assert lease in nested.parts
+        assert lease.held
+        with pytest.raises(LockLost):
+            await way.release(earlier)
+    async with way.entered(distributed_lock("lottery", wait=0)):
+        pass
+
+
+@both_ways
 async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
