@@ -142,7 +142,7 @@ def called(body: Callable[[], Returned], line: str) -> Callable[[], Returned]:
     """
     if not callable(body):
         raise TypeError(f"{line} calls a function, not {body!r}.")
-    if is_awaited(body) or generates(body):
+    if runs_later(body):
         raise _runs_too_late(body, line)
     return finished(body, line)
 
@@ -160,6 +160,11 @@ def unstarted(run: object, result: object) -> TypeError:
         f"{run} has returned, but its {kind} would run when the lock is released. Do the work"
         " before: call asyncio.run() for a coroutine, and list() for a generator."
     )
+
+
+def runs_later(function: Callable[..., Any]) -> bool:
+    """Whether its body runs only after the call."""
+    return is_awaited(function) or generates(function)
 
 
 def is_awaited(function: Callable[..., Any]) -> bool:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,8 @@ from tests.support.processes import say
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.conftest import Locks, Spawn
 
 TTL = 60  # Seconds: that no test waits for.
@@ -143,3 +145,18 @@ def test_in_another_thread_it_changes_nothing() -> None:
     thread.start()
     thread.join()
     assert handlers == [before]
+
+
+async def awaited() -> None:
+    """A body that runs after the call."""
+
+
+def generates() -> Iterator[int]:
+    """Another one."""
+    yield 1
+
+
+@pytest.mark.parametrize("function", [awaited, generates])
+def test_it_decorates_no_function_whose_body_runs_after_the_call(function: Any) -> None:
+    with pytest.raises(TypeError, match=rf"decorate {function.__name__}\(\).*asyncio\.run"):
+        release_on_sigterm()(function)

@@ -165,6 +165,12 @@ def test_without_standard_output_the_exit_status_is_that_of_the_command(
     assert done.returncode == status
 
 
+def test_an_ignored_sigterm_stays_ignored_by_us_and_by_the_command(settings: Any) -> None:
+    command = "sh -c 'kill -TERM $PPID $$; exit 3'"
+    done = as_from_a_shell(f"trap '' TERM; $LOCKS run backup -- {command}", settings)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_without_a_place_for_output_an_act_does_what_it_does(settings: Any) -> None:
     assert as_from_a_shell("$LOCKS list >&-", settings).returncode == 0
     with held_by("backup"):
