@@ -32,7 +32,11 @@ class RedislockConfig(AppConfig):
 def _note_request(
     environ: dict[str, Any] | None = None, scope: dict[str, Any] | None = None, **kwargs: object
 ) -> None:
-    path = (environ or {}).get("PATH_INFO") or (scope or {}).get("path") or ""
+    path = (scope or {}).get("path") or ""
+    if environ is not None:
+        # As PEP 3333 has it: each byte of the UTF-8 is one character of PATH_INFO.
+        info = environ.get("PATH_INFO") or ""
+        path = info.encode("latin-1", errors="replace").decode(errors="replace")
     current_activity.set(Activity(path=str(path)))
 
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.humanize import visible
 from django_redislock.rules import scripts
 from django_redislock.rules.lease_state import (
     CONFIRMS,
@@ -164,7 +165,7 @@ class Busy(NamedTuple):
     def reason(self) -> str | None:
         """Why an operator keeps it from everybody; "" without a reason, None without a hold."""
         owner = self.holding.owner
-        return owner.reason if owner.operator else None
+        return visible(owner.reason) if owner.operator else None
 
     @property
     def ago(self) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from django_redislock.humanize import counted
+from django_redislock.humanize import counted, visible
 from django_redislock.process import cached_property
 
 LONGEST_OWNER = 4096  # Bytes: a lease with it is shorter than SIGHT, see lua/_lease.lua.
@@ -149,12 +149,15 @@ class Owner:
     def place(self) -> str:
         """Its process, as "host:pid"; of a hold, its operator; "" if nobody knows."""
         if self.operator:
-            return self.operator
-        return f"{self.host or 'unknown'}:{self.pid}" if self.pid is not None else self.host
+            return visible(self.operator)
+        return visible(
+            f"{self.host or 'unknown'}:{self.pid}" if self.pid is not None else self.host
+        )
 
     def __str__(self) -> str:
+        # Anybody may have written it, and a client chooses the path: it must not forge log lines.
         doing = self.task_id or self.task or self.path or self.command
-        return f"{self.place} {doing}".strip() or "unknown"
+        return f"{self.place} {visible(doing)}".strip() or "unknown"
 
 
 def _short_id(task_id: str) -> str:

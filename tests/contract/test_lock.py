@@ -8,22 +8,28 @@ import socket
 import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from wsgiref.util import setup_testing_defaults
 
 import pytest
+from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
+from django.http import HttpResponse
+from django.urls import re_path
 
-from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock
+from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock, held
 from django_redislock.rules.keys import fence_key
-from tests.support.matrix import everywhere, on_servers
+from tests.support.matrix import MEMORY, everywhere, on_servers, places
 from tests.support.others import held_by_other
+from tests.support.servers import KIND
 from tests.support.waiting import HUNG
-from tests.support.ways import both_ways
+from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django.http import HttpRequest
     from pytest_django import Settings
 
     from tests.support.backends import Place, ServerPlace
@@ -242,15 +248,22 @@ async def test_the_owner_is_told_for_humans(way: Way, place: Place) -> None:
 
 @contextmanager
 def being_served(path: str) -> Iterator[None]:
-    """A request, to all that Django tells of it except its databases, as in its test client."""
-    for signal in (request_started, request_finished):
-        signal.disconnect(close_old_connections)
-    try:
+    """A request, to all that Django tells of it except its databases."""
+    with undisturbed():
         request_started.send(None, environ={"PATH_INFO": path})
         try:
             yield
         finally:
             request_finished.send(None)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Databases are told of no request, as in Django's test client."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    try:
+        yield
     finally:
         for signal in (request_started, request_finished):
             signal.connect(close_old_connections)
@@ -263,6 +276,38 @@ async def test_the_owner_has_the_path_of_the_request_being_served(way: Way, plac
             assert lease.owner.path == "/draw/"
     async with way.entered(distributed_lock("lottery")) as lease:
         assert lease.owner.path == ""
+
+
+@places(KIND, MEMORY)
+@pytest.mark.parametrize("sent", ["/gr\u00f6\u00dfe/\u20ac/", "/a\nCRITICAL forged/"])
+def test_the_path_of_a_request_is_that_of_django_and_forges_no_line(
+    place: Place, settings: Settings, sent: str
+) -> None:
+    paths, told = [], []
+
+    def view(request: HttpRequest) -> HttpResponse:
+        paths.append(request.path)
+        with distributed_lock("lottery") as lease:
+            paths.append(lease.owner.path)
+            told.append(in_thread(busy).result(HUNG))
+        return HttpResponse()
+
+    def busy() -> str:
+        with pytest.raises(LockTimeout) as raised:
+            distributed_lock("lottery", wait=0).__enter__()
+        return f"{raised.value} {held.list()[0].holder}"
+
+    settings.ROOT_URLCONF = (re_path(r"(?s).*", view),)
+    settings.MIDDLEWARE, settings.ALLOWED_HOSTS = [], ["*"]
+    environ: dict[str, Any] = {}
+    setup_testing_defaults(environ)
+    environ["PATH_INFO"] = sent.encode().decode("latin-1")  # As servers give it, see PEP 3333.
+    with undisturbed():
+        response = WSGIHandler()(environ, lambda *_: None)
+        response.close()
+    assert paths == [sent, sent]
+    assert told[0].count(sent.replace("\n", r"\n")) == 2
+    assert told[0].isprintable()
 
 
 @pytest.mark.proves("R9")

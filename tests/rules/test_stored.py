@@ -271,6 +271,10 @@ def test_renewals_are_counted_in_five_digits(count: int, text: str) -> None:
         (Owner(pid=7, path="/draw/"), "unknown:7", "unknown:7 /draw/"),
         (Owner(), "", "unknown"),
         (Owner("web-1", 7, operator="ada"), "ada", "ada"),
+        (Owner("web-1", 7, path="/a\nb\u202e\u2028"), "web-1:7", r"web-1:7 /a\nb\u202e\u2028"),
+        (Owner("web\r-1", 7, task="a\x1b[2J"), r"web\r-1:7", r"web\r-1:7 a\x1b[2J"),
+        (Owner(host="web\n-1"), r"web\n-1", r"web\n-1"),
+        (Owner(operator="ada\n"), r"ada\n", r"ada\n"),
     ],
 )
 def test_an_owner_is_shown_by_where_and_what_it_is(owner: Owner, place: str, text: str) -> None:
