@@ -72,7 +72,11 @@ class SingleInstance(JobOptions):
                 f"give_up_after must be an integer, at least 1, not {most!r}: how many starts of a"
                 " call may kill their worker."
             )
-        return super().parse(raw)
+        parsed = super().parse(raw)
+        parsed.check_answered()
+        if isinstance(key, str):
+            parsed.check_named(key)
+        return parsed
 
     @classmethod
     def unknown(cls, names: Iterable[str]) -> str:

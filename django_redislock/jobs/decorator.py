@@ -183,6 +183,7 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
     named = namings(name, options, function, job)
     activity = Activity(task=job)
     body = finished(function, line)
+    options.check_answered(awaited=is_awaited(function))
 
     if is_awaited(function):
         if options.atomic is not None:
@@ -216,8 +217,12 @@ def namings(name: str | None, options: JobOptions, function: Callable[..., Any],
 
     Raises:
         ValueError: It has both a name and limits.
+        InvalidLockName: The name is no string, or cannot be a lock's name.
     """
     if not options.limits:
+        if name is not None:
+            check_name(name, template=True)
+        options.check_named(name or job)
         return Named(naming(name, function, job), Written(name or job))
     if name is not None:
         raise ValueError("limits say the names of the locks themselves: leave the name out.")

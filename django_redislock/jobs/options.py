@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from django_redislock.decorating import generates, is_awaited
 from django_redislock.fencing import check_database
 from django_redislock.monitors import Monitor, check_monitors
 from django_redislock.process import cached_property
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
 from django_redislock.rules.limit import Limit, check_limits
+from django_redislock.rules.names import check_limited
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 
 if TYPE_CHECKING:
@@ -137,10 +139,32 @@ class JobOptions:
             )
         if self.limits and self.limit is not None:
             raise ValueError("limits say the limit of each lock themselves: leave limit out.")
+        for one in self.limits or ():
+            if isinstance(one.number, int) and one.number > 1:
+                check_limited(one.name)
         if self.once and self.limits:
             raise ValueError("once and limits exclude each other: once lets one run succeed.")
         if self.once and (self.limit or 1) > 1:
             raise ValueError("once and limit exclude each other: once lets one run succeed.")
+
+    def check_named(self, name: str) -> None:
+        """Refuse the *name* of a lock that does not go with these options, see check_limited()."""
+        if (self.limit or 1) > 1:
+            check_limited(name)
+
+    def check_answered(self, *, awaited: bool = False) -> None:
+        """Refuse a function as on_conflict that would not have answered when it returns.
+
+        Args:
+            awaited: Whether the job awaits it.
+        """
+        policy = self.on_conflict
+        if callable(policy) and (generates(policy) or (is_awaited(policy) and not awaited)):
+            raise TypeError(
+                f"on_conflict cannot be {getattr(policy, '__qualname__', policy)}(), which runs"
+                " after its call. Write a plain function, or for the job of a coroutine function a"
+                " coroutine function."
+            )
 
     @cached_property
     def lock_options(self) -> Options:

@@ -594,6 +594,7 @@ def run_job(
             f" {options!r}."
         )
     options = options.checked()
+    options.check_answered()
     if options.limits:
         raise ValueError(
             "run_job() takes one lock, by its name: leave limits out, or decorate a function with"

@@ -987,6 +987,8 @@ class TestRefusedAtImport:
             ({"using": ""}, ValueError, "using must be a non-empty string"),
             ({"release_on_commit": True}, TypeError, "the body runs under the lock"),
             ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'skip', 'raise'"),
+            ({"on_conflict": asyncio.sleep}, TypeError, r"on_conflict cannot be sleep\(\)"),
+            ({"key": "gpu#2", "limit": 2}, InvalidLockName, "ends in # and a number"),
         ],
     )
     def test_an_option(self, options: dict[str, Any], error: type[Exception], message: str) -> None:

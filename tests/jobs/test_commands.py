@@ -126,6 +126,10 @@ def answer(conflict: Conflict) -> Any:
     return conflict.job, conflict.kwargs["source"]
 
 
+async def aanswer(conflict: Conflict) -> Any:
+    """What no command awaits."""
+
+
 def test_errors_of_other_locks_in_the_body_are_left_alone(redislock: LockTestKit) -> None:
     class Command(SingleInstanceMixin, BaseCommand):
         requires_system_checks = ()
@@ -227,6 +231,19 @@ def test_without_logging_a_command_says_each_thing_once(
         ((SingleInstanceMixin, BaseCommand), {"skip_exit": "4"}, ValueError, "skip_exit must be"),
         ((SingleInstanceMixin, BaseCommand), {"tll": 4}, TypeError, "A job has no option 'tll'"),
         ((SingleInstanceMixin, BaseCommand), {"name": "a:{"}, InvalidLockName, "no format string"),
+        ((SingleInstanceMixin, BaseCommand), {"name": 5}, InvalidLockName, "it is int, not str"),
+        (
+            (SingleInstanceMixin, BaseCommand),
+            {"name": "gpu#2", "limit": 2},
+            InvalidLockName,
+            "ends in # and a number",
+        ),
+        (
+            (SingleInstanceMixin, BaseCommand),
+            {"on_conflict": aanswer},
+            TypeError,
+            "on_conflict cannot be aanswer",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_import(

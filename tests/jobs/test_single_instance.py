@@ -580,6 +580,8 @@ def test_run_job_takes_a_job_with_a_name_and_no_dictionary(redislock: LockTestKi
         run_job("backup.sh", "backup", pytest.fail, given)
     with pytest.raises(ValueError, match="job must be a non-empty string"):
         run_job("", "backup", pytest.fail)
+    with pytest.raises(TypeError, match=r"on_conflict cannot be aload\(\)"):
+        run_job("backup.sh", "backup", pytest.fail, JobOptions(on_conflict=aload))
 
 
 # --- Skipped --------------------------------------------------------------------------------------
@@ -640,6 +642,10 @@ def generate() -> Iterator[int]:
         ({"ttl": "60"}, load, ValueError, "ttl must be"),
         ({"once": "database"}, load, ValueError, "needs atomic"),
         ({"timeout": 5}, load, TypeError, "no argument 'timeout'; pass ttl="),
+        ({"on_conflict": aload}, load, TypeError, r"on_conflict cannot be aload\(\)"),
+        ({"on_conflict": generate}, aload, TypeError, r"on_conflict cannot be generate\(\)"),
+        ({"name": "gpu#2", "limit": 2}, load, InvalidLockName, "ends in # and a number"),
+        ({"limits": [Limit("gpu#2", 2)]}, load, InvalidLockName, "ends in # and a number"),
         ({"name": "x", "key": "y"}, load, TypeError, "no argument 'key'; pass one of ttl"),
         ({"name": 7}, load, InvalidLockName, "it is int, not str"),
         ({"name": "import:{country}"}, load, InvalidLockName, "'country', which load"),
