@@ -275,11 +275,13 @@ class JobRun:
             try:
                 # The database is asked first: a run that is done need not wait for the lock.
                 found = self._completed() if self.options.once == DATABASE else None
-                outcome = found or self._ask_for_lock(locks)
+                outcome: Any = found or self._ask_for_lock(locks)
                 if isinstance(outcome, Busy):
                     outcome = self._ask_again(outcome, locks)
             except LockUnavailable as error:
                 self._check_goes_on(error)
+                outcome = None
+            if outcome is None:  # Not in the handler above: the error is none of the body's.
                 return self._run_body(body, None)
             if isinstance(outcome, Lease):
                 try:

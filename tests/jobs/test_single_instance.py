@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import pickle
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -356,6 +357,21 @@ async def test_waiting_runs_are_served_one_after_the_other(locks: Locks) -> None
         return number
 
     assert sorted(await asyncio.gather(*map(load, range(3)))) == [0, 1, 2]  # type: ignore[type-var]
+
+
+@blocking_or_not
+def test_the_body_of_a_run_without_redis_handles_no_error_of_ours(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    def work() -> object:
+        return sys.exc_info()[1]
+
+    async def awork() -> object:
+        return work()
+
+    run = single_instance("import", on_unavailable="run")(awork if is_async else work)
+    with redislock.simulate_unavailable():
+        assert (asyncio.run(run()) if is_async else run()) is None  # type: ignore[arg-type]
 
 
 @blocking_or_not
