@@ -21,6 +21,7 @@ from django_redislock.management.child import NOT_EXECUTABLE, Child, cannot_run
 from django_redislock.management.console import LOST, USAGE
 from django_redislock.management.sigterm import release_on_sigterm
 from django_redislock.management.skips import line_of, no_second_line
+from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
     """
     lease = current_lease()
     assert lease is not None  # Without an answer of the server no job runs here.
-    environment = _environment() | {"REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lease.fence)}
+    lock = check_name(name)  # As it is kept, so that equal names are equal here too.
+    environment = _environment() | {"REDISLOCK_NAME": lock, "REDISLOCK_FENCE": str(lease.fence)}
     environment.pop("REDISLOCK_PERMIT", None)  # Of a run around this one.
     if lease.permit is not None:
         environment["REDISLOCK_PERMIT"] = str(lease.permit)

@@ -147,6 +147,12 @@ def test_the_command_has_the_time_zone_that_we_were_started_with(settings: Any, 
     assert (done.stdout, done.stderr) == (f"{zone or 'none'}\n", "")
 
 
+def test_the_command_is_told_the_name_as_the_lock_has_it(start: Callable[..., Job]) -> None:
+    job = start("cafe\u0301", "--", "sh", "-c", "echo $REDISLOCK_NAME")
+    assert job.wait() == 0
+    assert job.out == "caf\u00e9\n"
+
+
 def test_the_command_is_told_of_no_permit_of_a_run_around_it(
     settings: Any,
 ) -> None:
