@@ -15,7 +15,7 @@ import time
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 from django_redislock import logs
@@ -135,11 +135,12 @@ class Ping(Monitor):
         Raises:
             OSError: There was no answer in time, or it says that the ping does not count.
         """
-        query = parse_qsl(self._parts.query, keep_blank_values=True)
+        path, query = self._parts.path, self._parts.query
+        if event:
+            path = path.rstrip("/") + event
         if id is not None:
-            query.append(("rid", str(id)))
-        path = self._parts.path.rstrip("/") + event
-        url = urlunsplit(self._parts._replace(path=path, query=urlencode(query), fragment=""))
+            query = f"{query}&rid={id}" if query else f"rid={id}"
+        url = urlunsplit(self._parts._replace(path=path, query=query, fragment=""))
         body = says.encode(errors="replace")[:LONGEST_BODY]
         said = post(url, body, self.timeout).decode(errors="replace")
         # healthchecks.io answers 200 also for an unknown check.

@@ -15,6 +15,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import pytest
 from celery.exceptions import Ignore, Reject, Retry
@@ -52,6 +53,7 @@ class Service:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.targets: list[str] = []  # The path and the query of each, as they were sent.
         self.status, self.says = 200, b"OK"
         self.trickles = b""  # What it begins with, to go on with a byte now and then, for ever.
         self.dropped = 0  # Trickles that nobody reads any more.
@@ -65,6 +67,7 @@ class Service:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
+                service.targets.append(self.path)
                 url = urlsplit(self.path)
                 service.requests.append(Request(url.path, parse_qs(url.query), body.decode()))
                 service.answers.wait(HUNG)
@@ -409,6 +412,25 @@ def test_what_is_no_monitor_is_refused_where_it_is_written(wrong: Any) -> None:
 def test_a_url_that_is_none_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^url must "):
         Ping(wrong)
+
+
+@pytest.mark.parametrize(
+    ("written", "after_success", "after_start"),
+    [
+        ("/x/", "/x/", "/x/start?"),
+        ("", "/", "/start?"),
+        ("/x?k=a%20b;c", "/x?k=a%20b;c", "/x/start?k=a%20b;c&"),
+        ("/x?flag&k=%FF", "/x?flag&k=%FF", "/x/start?flag&k=%FF&"),
+    ],
+)
+def test_a_url_is_requested_as_it_is_written(
+    service: Service, written: str, after_success: str, after_start: str
+) -> None:
+    ping = Ping(f"http://{service.address}{written}")
+    ping.send()
+    ping.send("/start", UUID(int=7))
+    assert service.targets[0] == after_success
+    assert service.targets[1] == f"{after_start}rid={UUID(int=7)}"
 
 
 class TestLocksRuns:
