@@ -738,6 +738,9 @@ def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings
         ),
         ({"LOCATION": ["redis://:x@a", "redis://:y@b"]}, r"\[1\] differs from the first one"),
         ({"OPTIONS": {"db": 1}}, r"\['OPTIONS'\]\['db'\] must be left out: a cluster has one"),
+        ({"OPTIONS": {"port": 7000}}, r"\['port'\]: LOCATION says where its nodes are; leave"),
+        ({"OPTIONS": {"host": "a"}}, r"\['host'\]: LOCATION says where its nodes are; leave"),
+        ({"OPTIONS": {"path": "/x"}}, r"\['path'\]: LOCATION says where its nodes are; leave"),
         (
             {"OPTIONS": {"max_connections": 1}},
             r"\['max_connections'\] must be an integer of at least",

@@ -61,6 +61,12 @@ class ClusterBackend(Backend):
         where = f"REDISLOCK[{conf.alias!r}]"
         self._of_options = f"{where}['OPTIONS']"
         self._options, self._most_connections = checked_options(conf.options, self._of_options)
+        for name in ("host", "port", "path"):
+            if name in self._options:
+                raise ImproperlyConfigured(
+                    f"{self._of_options}[{name!r}]: LOCATION says where its nodes are; leave it"
+                    " out."
+                )
         if not conf.location:
             raise ImproperlyConfigured(
                 f"{where} has no LOCATION, so no node is named. Add"
