@@ -292,6 +292,27 @@ def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_
         caller.release(waiter)
 
 
+@pytest.mark.proves("R13")
+def test_r13_a_node_without_the_hostname_that_is_preferred_keeps_its_locks_available(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str, caller: Caller
+) -> None:
+    cluster = make_cluster("redis")
+    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+    for server in cluster.servers:
+        with server.client() as client:
+            client.config_set("cluster-preferred-endpoint-type", "hostname")
+    for server in cluster.servers:
+        with caller.block(distributed_lock(cluster.name_on(server))):
+            pass
+    name = "lottery"
+    source = cluster.owner_node(name)
+    with caller.block(distributed_lock(name)):
+        pass
+    cluster.move(name, another(cluster, source))  # The source says: MOVED to "?".
+    with caller.block(distributed_lock(name)):
+        pass
+
+
 @pytest.mark.proves("P6", "R14")
 def test_a_waiter_does_not_rely_on_a_bell_that_ended_while_nobody_read_it(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str, if_rung: float

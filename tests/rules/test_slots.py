@@ -11,6 +11,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_redislock.backends.cluster import slots
 from django_redislock.backends.cluster.node import NoCluster
+from django_redislock.backends.cluster.slot_map import read_slot_map
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
@@ -184,6 +185,18 @@ def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock() ->
 def test_an_answer_that_names_no_node_is_none(first: Any) -> None:
     talk = Talk(A=first, B=C)
     assert talk.owner_node() == C
+
+
+def test_a_node_without_the_name_that_is_preferred_is_reached_by_its_ip_or_not_at_all() -> None:
+    """Nodes call it "?" if hostnames are preferred and it has none."""
+    rest = REDIS_CLUSTER_HASH_SLOTS - 1
+    known, self_named = [b"ip", b"10.0.0.2"], {b"ip": b""}
+    named = [[b"?", 6379, b"2", known], [b"?", 6380, b"3", []], [b"?", 6381, b"4", self_named]]
+    for number, owner in enumerate((f"{B}", None, "10.0.0.1:6381")):
+        found = read_slot_map(A, [[0, rest, named[number]]])
+        assert set(found.owner_nodes.values()) == ({owner} if owner else set())
+        assert found.nodes == ({owner} if owner else set())
+        assert found.owned == REDIS_CLUSTER_HASH_SLOTS
 
 
 def test_if_no_node_knows_who_keeps_a_lock_they_are_asked_again() -> None:

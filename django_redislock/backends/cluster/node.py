@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_redislock import clock, humanize
+from django_redislock.backends.cluster.slot_map import UNKNOWN
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.dialing import check_version
 from django_redislock.backends.redis.errors import (
@@ -103,11 +104,13 @@ class Node(Server):
 
     def redirection(self, outcome: Outcome) -> Redirection | None:
         """The node that an answer of this node names in its place; None if it names none."""
-        error = outcome.__cause__ if isinstance(outcome, Refused) else None
-        if not (isinstance(error, ReplyError) and error.code in {"ASK", "MOVED"}):
+        error = turned_away_by(outcome)
+        if error is None:
             return None
         place = str(error).split()[-1]
         host, _, port = place.rpartition(":")
+        if host == UNKNOWN:
+            return None
         if not host:  # The host of this node.
             host = self.address.rpartition(":")[0].strip("[]")
         return Redirection(humanize.address(host, int(port)), error.code == "ASK")
@@ -128,6 +131,12 @@ def check_node(hello: Any) -> None:
         )
 
 
+def turned_away_by(outcome: Outcome) -> ReplyError | None:
+    """The error by which a node says that another one is to be asked, named or not."""
+    error = outcome.__cause__ if isinstance(outcome, Refused) else None
+    return error if isinstance(error, ReplyError) and error.code in {"ASK", "MOVED"} else None
+
+
 def is_lost(outcome: Outcome) -> bool:
     """Whether a node may no longer own its slots: it did not answer, or says so."""
     if isinstance(outcome, Answer):
@@ -135,7 +144,9 @@ def is_lost(outcome: Outcome) -> bool:
     cause = outcome.__cause__
     if isinstance(outcome, Refused):
         # If it refuses the dial itself, another server may have its address now.
-        return cause is not None and not isinstance(cause, ReplyError)
+        if isinstance(cause, ReplyError):
+            return cause.code == "MOVED"  # To a node that it cannot name.
+        return cause is not None
     if isinstance(cause, ReplyError):
         return cause.code not in _HOLDS_ON and ON_ITS_WAY_TEXT not in str(cause)
     return not isinstance(cause, Exhausted)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
 from django_redislock.backends import drivers
+from django_redislock.backends.cluster.node import turned_away_by
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import CLIENT_ERRORS
@@ -65,6 +66,8 @@ class _OfNode(ABC):
                 answer: Answer = yield partial(self._to(node).call, left)
             except (Unanswered, Refused) as error:
                 redirection = self._slots.judge(node, step, error)
+                if redirection is None and turned_away_by(error):
+                    raise _gone() from error
                 if redirection is None:
                     raise
             else:
@@ -110,11 +113,9 @@ class _OfNode(ABC):
         """The answer of the node to which a slot is on its way."""
         if isinstance(outcome, Answer):
             return outcome
-        if self._slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere.
-            now = clock.now()
-            gone = NotDone("its slot is on its way to another node", now, now)
-            gone.reason = "not_ready"
-            raise gone from outcome
+        self._slots.judge(node, step, outcome)
+        if turned_away_by(outcome):  # The slot has gone elsewhere.
+            raise _gone() from outcome
         raise outcome
 
     @abstractmethod
@@ -128,6 +129,14 @@ class _OfNode(ABC):
     @abstractmethod
     def _call_asking(self, node: Node, call: Call) -> Any:
         """See Node.call_asking()."""
+
+
+def _gone() -> NotDone:
+    """The trouble with a node that another one is to be asked for, which cannot be asked yet."""
+    now = clock.now()
+    gone = NotDone("its slot is on its way to another node", now, now)
+    gone.reason = "not_ready"
+    return gone
 
 
 class ClusterSession(_OfNode, drivers.Blocking):

@@ -22,10 +22,14 @@ class SlotMap(NamedTuple):
     owned: int  # How many slots have an owner node.
 
 
+UNKNOWN = "?"  # What nodes call the host of one whose hostname they do not know.
+
+
 class _NamedNode(NamedTuple):
     host: bytes | None  # Empty: the host of the node that was asked.
     port: int
     id: bytes
+    metadata: Any = ()  # Pairs: other names of the host.
 
 
 def read_slot_map(said_by: str, reply: Any) -> SlotMap:
@@ -33,14 +37,26 @@ def read_slot_map(said_by: str, reply: Any) -> SlotMap:
     its_host = said_by.rpartition(":")[0].strip("[]")
     found = SlotMap(said_by, {}, set(), set(), 0)
     for low, high, *named in reply:
-        nodes = [_NamedNode(*one[:3]) for one in named]  # The owner node, then its replicas.
-        addresses = [
-            humanize.address(one.host.decode() if one.host else its_host, one.port) for one in nodes
-        ]
-        found.nodes.update(addresses)
+        nodes = [_NamedNode(*one[:4]) for one in named]  # The owner node, then its replicas.
+        addresses = [_address(one, its_host) for one in nodes]
+        found.nodes.update(filter(None, addresses))
         found.ids.update(one.id for one in nodes)
         for bucket, slot in enumerate(SLOT_OF):
-            if low <= slot <= high:
+            if low <= slot <= high and addresses[0]:
                 found.owner_nodes[bucket] = addresses[0]
         found = found._replace(owned=found.owned + high - low + 1)
     return found
+
+
+def _address(node: _NamedNode, its_host: str) -> str:
+    """Where a node is; "" if nobody says. *its_host*: that of the node that was asked."""
+    host = node.host
+    if host == UNKNOWN.encode():
+        pairs = node.metadata
+        names = (
+            pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2], strict=True))
+        )
+        if b"ip" not in names:
+            return ""
+        host = names[b"ip"]
+    return humanize.address(host.decode() if host else its_host, node.port)
