@@ -628,6 +628,31 @@ def test_a_listing_knows_what_any_server_knows(quorum: Quorum) -> None:
     assert all(name.startswith("early") for name in first)
 
 
+@pytest.mark.parametrize("server", [0, 2])
+def test_a_listing_is_in_order_whichever_server_has_lost_its_data(
+    quorum: Quorum, server: int
+) -> None:
+    ends = {f"L{number}": number * 100 for number in range(1, 8)}
+    locks = {name: distributed_lock(name, ttl=ttl) for name, ttl in ends.items()}
+    names = [*ends]
+    assert all(locks[name].acquire() for name in names[:5])
+    with quorum.servers[server].client() as client:
+        client.flushall()
+    assert all(locks[name].acquire() for name in names[5:])
+    # A reply that was no longer needed may come later.
+    wait_until(lambda: [one.where for one in held.list(limit=9)][5:] == ["3 of 3"] * 2)
+
+    def listed(limit: int, offset: int = 0, *, latest_first: bool = False) -> list[str]:
+        found = held.list(limit=limit, offset=offset, latest_first=latest_first)
+        assert found.total == len(names)
+        return [one.name for one in found]
+
+    assert listed(9) == names
+    assert listed(3) + listed(3, 3) + listed(3, 6) == names
+    assert listed(3, latest_first=True) == ["L7", "L6", "L5"]
+    assert listed(3, 2, latest_first=True) == ["L5", "L4", "L3"]
+
+
 # --- permits -------------------------------------------------------------------------------------
 
 

@@ -423,9 +423,9 @@ def test_a_release_by_force_is_one_of_a_lease_that_a_look_would_have_shown() -> 
     assert merged(scripts.FORCE_RELEASE, released, gone, taken) == gone
 
 
-def test_a_page_of_names_has_all_that_any_server_knows() -> None:
+def test_a_page_of_names_has_all_that_any_server_knows_with_the_greatest_scores() -> None:
     first, second = [2, [b"x", b"1", b"y", b"2"]], [2, [b"y", b"3", b"z", b"4"]]
-    every = [3, [b"x", b"1", b"y", b"2", b"z", b"4"]]
+    every = [3, [b"x", b"1", b"y", b"3", b"z", b"4"]]
     assert merged(scripts.NAMES, first, second, [0, []]) == every
 
 

@@ -576,12 +576,16 @@ def _left(look: LookReply) -> float:
 
 
 def _names(replies: list[Any], of: int) -> list[Any]:
-    """All names that any server knows: a server that was away at a grant does not know its name."""
+    """All names that any server knows, with the greatest score of each.
+
+    A server that was away at a grant does not know its name, and one that was away at a renewal has
+    an older score. The servers' pages follow each other, so the names are in no order.
+    """
     pages = [NamesReply(*reply) for reply in replies]
     scores: dict[bytes, bytes] = {}
     for page in pages:
         for key, score in page.scores:
-            scores.setdefault(key, score)
+            scores[key] = max(score, scores.get(key, score), key=float)
     total = max(len(scores), *(int(page.total) for page in pages))
     return [*NamesReply(total, [item for pair in scores.items() for item in pair])]
 
