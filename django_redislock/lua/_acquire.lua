@@ -72,6 +72,7 @@ if value then
   note_met(value, ms)
   if not confirm_by then
     list_until(digits(ms + left)) -- not ours
+    list_hold(call('ZRANGE', QUEUE, 0, 1)[2])
   elseif state == 'c' then
     left = math.min(left, confirm_by - ms)
     if left <= 0 then

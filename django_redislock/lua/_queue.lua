@@ -54,13 +54,14 @@ local function read(value)
 end
 
 -- Tells the waiter behind *before* others that the lock ends in *left* ms. Else it would sleep until the time that
--- it was told last.
+-- it was told last. Returns the waiter's record, if there is one.
 local function tell_waiter(before, left)
   local record = call('ZRANGE', QUEUE, 2 * before, 2 * before + 1)[2]
   local _, channel, _, _, id = string.match(record or '', RECORD)
   if channel and channel ~= '' then
     ring(channel, 'look ' .. id .. ' ' .. digits(left))
   end
+  return record
 end
 
 local function limit_of(record)
@@ -70,6 +71,13 @@ end
 -- Which permit LOCK is, if it is not the first.
 local function later_permit()
   return string.match(LOCK, '}:lock#(%d+)$')
+end
+
+-- Lists the lock to the end of a hold that comes first, whose *record* this is: the lease before it may end sooner.
+local function list_hold(record)
+  if record and is_hold(record) and not later_permit() then
+    redis.pcall('ZADD', HELD, 'GT', string.match(record, RECORD) or 0, LOCK)
+  end
 end
 
 -- What stands behind the fence of a grant: ' 2' for the second permit, nothing for the first.

@@ -14,7 +14,14 @@ from django.contrib.admin.utils import quote
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from django_redislock import LockTimeout, distributed_lock, held, single_instance
+from django_redislock import (
+    LockLost,
+    LockTimeout,
+    distributed_lock,
+    held,
+    single_instance,
+    take_up,
+)
 from django_redislock.models import LockPage
 from tests.support import site
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
@@ -157,6 +164,25 @@ def test_waiters_do_not_shorten_the_life_of_a_hold_in_the_queue(locks: Locks) ->
     assert holder() == WHO
     held.unhold("lottery")
     waiting.result(HUNG)
+
+
+@in_turn
+@pytest.mark.waits
+def test_the_list_has_a_hold_after_a_lease_that_ended_sooner_than_was_noted(place: Place) -> None:
+    with distributed_lock("cooled", min_hold=0.5):
+        assert held.hold("cooled", 60, by=WHO) is False
+    with distributed_lock("offered") as lease:
+        assert held.hold("offered", 60, by=WHO) is False
+        lease.hand_over(within=0.5)
+    with distributed_lock("taken") as lease:
+        assert held.hold("taken", 60, by=WHO) is False
+        baton = lease.hand_over()
+    with pytest.raises(LockLost), take_up(baton, ttl=1, renew=False) as lease:
+        wait_until(lambda: not lease.held)
+    for name in ("cooled", "offered", "taken"):
+        wait_until(lambda name=name: not place.read(name))  # type: ignore[misc]
+    listed = {one.name: str(one.owner) for one in held.list()}
+    assert listed == dict.fromkeys(("cooled", "offered", "taken"), WHO)
 
 
 def test_a_lock_that_cools_down_is_held_after_it(locks: Locks) -> None:
