@@ -189,6 +189,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             name = self.lock_name(tuple(args or ()), kwargs)
             check_baton(Baton.read(baton), name, self.single_instance_options)
             options = carrying(options, baton=baton)
+        task_id = task_id and str(task_id)  # Celery takes a UUID too.
         if task_id and (call := call_of_id(options)):
             options = carrying(options, call=call)
 
@@ -358,7 +359,7 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             "retry" comes back later, until conflict_deadline, then skips. "wait" queues for the
             lock in its worker slot, then skips. A function gets a Conflict, and its return value is
             the result.
-        conflict_deadline: How long "retry" keeps coming back.
+        conflict_deadline: How long "retry" keeps coming back, or "wait" with unique_queued.
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
         monitor: A Monitor of django_redislock.monitors, or a list of them, such as

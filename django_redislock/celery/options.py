@@ -55,7 +55,9 @@ class SingleInstance(JobOptions):
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         """See JobOptions.parse()."""
         unique_queued = raw.get("unique_queued")
-        if unique_queued not in {None, NEWEST} and not isinstance(unique_queued, bool):
+        if not (
+            unique_queued is None or unique_queued == NEWEST or isinstance(unique_queued, bool)
+        ):
             raise ValueError(
                 f'unique_queued must be True, "newest" or False, not {unique_queued!r}: the call'
                 " that waits runs with its own arguments, or with those of the last call."
@@ -99,10 +101,11 @@ class SingleInstance(JobOptions):
     def check_together(self, given: Mapping[str, Any]) -> None:
         """Refuse options that exclude each other, and those *given* that have no effect."""
         policies = {self.on_conflict, self.on_unavailable}
-        if "conflict_deadline" in given and "retry" not in policies:
+        comes_back = "retry" in policies or (self.on_conflict == "wait" and self.unique_queued)
+        if "conflict_deadline" in given and not comes_back:
             raise ValueError(
-                'conflict_deadline needs on_conflict="retry" or on_unavailable="retry": no other'
-                " policy comes back."
+                'conflict_deadline needs on_conflict="retry" or on_unavailable="retry", or'
+                ' on_conflict="wait" with unique_queued: no other run comes back.'
             )
         if "queued_ttl" in given and not self.unique_queued:
             raise ValueError(
@@ -120,8 +123,11 @@ OPTIONS = SingleInstance.names()
 _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
     "wait": ({"on_conflict"}, lambda options: options.get("on_conflict") == "wait"),
     "conflict_deadline": (
-        {"on_conflict", "on_unavailable"},
-        lambda options: "retry" in (options.get("on_conflict"), options.get("on_unavailable")),
+        {"on_conflict", "on_unavailable", "unique_queued"},
+        lambda options: (
+            "retry" in (options.get("on_conflict"), options.get("on_unavailable"))
+            or (options.get("on_conflict") == "wait" and bool(options.get("unique_queued")))
+        ),
     ),
     "queued_ttl": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
 }

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -37,6 +37,7 @@ from django_redislock.celery.message import (
 from django_redislock.celery.options import NEWEST, Conflict
 from django_redislock.exceptions import LockLost, LockMisuse
 from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, Named, RunOutcome, running
+from django_redislock.lease import Lease
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
@@ -44,14 +45,12 @@ from django_redislock.taking_up import TakingUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import ExitStack
 
     from celery import Task
 
     from django_redislock.celery.line import Turn
     from django_redislock.celery.options import SingleInstance
     from django_redislock.exceptions import LockUnavailable
-    from django_redislock.lease import Lease
 
 # Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
@@ -155,7 +154,7 @@ class TaskRun(JobRun):
     def __init__(self, task: Task, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         request = task.request
         self.task, self.request = task, request
-        self.id: str = request.id or ""  # "" if it is called directly.
+        self.id = str(request.id or "")  # "" if it is called directly.
         deferred = _deferred(request) if request.headers else ""
         # execute() makes its name, and retracts the call if that fails: a key function may not take
         # the arguments as the broker gives them back.
@@ -228,6 +227,13 @@ class TaskRun(JobRun):
         self.baton = ""
         carry(self.request, baton=None)
         return outcome
+
+    def _decline(self) -> None:
+        """End the lease of its baton at once: the database has said that the run is done."""
+        with self._noting("end"), ExitStack() as locks:
+            lease = self._take_up(locks)
+            if isinstance(lease, Lease):
+                self._give_back(lease)
 
     def _ask_again(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
         """Wait here for a busy lock if the turn of this run is near, or if it cannot go back."""
@@ -420,6 +426,8 @@ class TaskRun(JobRun):
         Either it is skipped, or it is deferred, or it fails; or an earlier delivery has reported
         for it. The same as a table: docs/celery.md, "What happens to a run".
         """
+        if self.baton and not isinstance(found, Busy):
+            self._decline()
         if isinstance(found, Finished):
             return self._end_as_duplicate(found)
         if isinstance(found, Done):

@@ -36,6 +36,7 @@ from django_redislock import (
     signals,
     take_up,
 )
+from django_redislock.activity import current_activity
 from django_redislock.celery import (
     SingleInstance,
     SingleInstanceTask,
@@ -975,6 +976,7 @@ class TestRefusedAtImport:
             ({"limit": 2, "once": 60}, ValueError, "once and limit exclude each other"),
             ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),
             ({"unique_queued": "latest"}, ValueError, 'must be True, "newest" or False'),
+            ({"unique_queued": []}, ValueError, 'must be True, "newest" or False'),
             ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
             ({"give_up_after": 0}, ValueError, "give_up_after must be an integer, at least 1"),
             ({"give_up_after": True}, ValueError, "give_up_after must be an integer"),
@@ -994,6 +996,12 @@ class TestRefusedAtImport:
     def test_an_option(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             single_instance_task(**options)(draw)
+
+    def test_but_not_a_deadline_of_runs_that_come_back_as_they_stand_for_others(self) -> None:
+        waits = {"on_conflict": "wait", "wait": 5, "unique_queued": True, "conflict_deadline": 60}
+        assert SingleInstance.parse(waits).conflict_deadline == 60
+        with pytest.raises(ValueError, match="with unique_queued: no other run comes back"):
+            SingleInstance.parse({**waits, "unique_queued": False})
 
     def test_an_attribute_that_looks_like_an_option(self, app: Celery) -> None:
         @app.task(base=SingleInstanceTask, key="lottery:{draw_id}", once=60, lazy=True)
@@ -1133,6 +1141,22 @@ def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks: Loc
     record = held.records()[0]
     assert (record.name, record.last_success is not None) == ("order:7", True)
     assert not distributed_lock("order:7").locked()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lease_that_is_handed_to_a_run_which_is_done_ends_at_once(locks: Locks) -> None:
+    task = make(lambda order: "did", key="order:{order}", atomic=True, once="database")
+    assert task.delay(7).get() == "did"
+    with distributed_lock("order:7", wait=0) as lease:
+        baton = lease.hand_over(within=600)
+    assert task.delay(7, baton=baton).get()["skipped"] == "done"
+    assert not distributed_lock("order:7").locked()
+
+
+def test_the_id_of_a_call_may_be_a_uuid(locks: Locks) -> None:
+    id_ = UUID(int=7)
+    task = make(lambda: current_activity.get().task_id)
+    assert task.apply_async(task_id=id_).get() == task.apply(task_id=id_).get() == str(id_)
 
 
 def test_a_run_goes_on_with_the_permit_of_its_caller_if_both_have_the_same_limit(
