@@ -100,6 +100,12 @@ class Hold:
             raise
 
 
+def awaits_commit(hold: Hold) -> bool:
+    """Whether transactions go on with its lease: its success counts when they are committed."""
+    assert hold.lease is not None
+    return hold.terms.release_before_commit == DEFER and hold.lease.state.transactions > 0
+
+
 class Holds:
     """The holds of one handle: the private half of lock.Lock."""
 
@@ -531,13 +537,17 @@ class Holds:
         now = backend.clock()
         if now >= state.ends:
             backend.note_expiry(lease)  # Before it is ended here: an ended lease does not expire.
+        if success and options.min_hold and not awaits_commit(hold):
+            state.succeeded(options.min_hold)
         if self._drop(hold, block=block) > 0:
             return None
         if hold.terms.release_before_commit in _TOLD:
             for connection in transactions.of_this_thread.connections:
-                if not connection.in_atomic_block:
-                    continue
-                if transactions.is_open() and self._ends_a_lease(hold):
+                if (
+                    connection.in_atomic_block
+                    and transactions.is_open()
+                    and self._ends_a_lease(hold)
+                ):
                     of_task = self._is_of_task
                     transactions.warn(self.name, backend.alias, self._place, of_task=of_task)
                     break
@@ -545,9 +555,18 @@ class Holds:
         # A renewed lease has a beginning in the timeline, so it must have an end.
         noted = state.renewals or now - state.granted_at >= NOTED_FROM or lease.owner.task
         ended = ("done" if success else "failed") if noted or self._run else ""
-        min_hold, once = (options.min_hold, options.once) if success else (0.0, 0.0)
+        once = options.once if success else 0.0
         return Release(
-            *(lease.name, state.token, hold.terms, min_hold, once, ended, state.lost, state.permit)
+            *(
+                lease.name,
+                state.token,
+                hold.terms,
+                state.min_hold,
+                once,
+                ended,
+                state.lost,
+                state.permit,
+            )
         )
 
     def _ends_a_lease(self, hold: Hold) -> bool:

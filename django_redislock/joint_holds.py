@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock import misuse, process
 from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.holds import REFUSED, Hold, Holds
+from django_redislock.holds import REFUSED, Hold, Holds, awaits_commit
 from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
 from django_redislock.rules.flows import Busy, Done, Finished
@@ -286,6 +286,7 @@ class JointHolds(Holds):
         if ending is not None:
             assert hold is not None
             ending.is_plain = False  # Its flow releases all parts.
+            success = success and not awaits_commit(hold)
             for part in hold.parts:
                 part.let_go(success)
         return ending

@@ -20,6 +20,7 @@ class JointState:
 
     times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
     token = ""  # Each part has its own.
+    min_hold = 0.0  # Each part keeps that of its own acquires.
 
     def __init__(self, parts: Sequence[LeaseState]) -> None:
         self._parts = parts
@@ -88,6 +89,13 @@ class JointState:
     def unnest(self) -> int:
         """It is over. The release of each part ends that part."""
         return 0
+
+    def succeeded(self, min_hold: float) -> None:
+        """Nothing: the release of each part says so."""
+
+    @property
+    def transactions(self) -> int:
+        return min(part.transactions for part in self._parts)
 
     def hold_for_transactions(self) -> bool:
         """Transactions hold all parts too, until they are over. Returns True."""

@@ -138,6 +138,7 @@ class LeaseState:
         alarms: The alarms to raise when it is endangered.
         is_handed_over: Whether it ended by a hand-over to the bearer of a baton.
         transactions: How many of *times_held* are open transactions; see holds.Holds._defer().
+        min_hold: The greatest min_hold of its acquires that have ended with a success.
     """
 
     # These never change for most leases.
@@ -148,6 +149,7 @@ class LeaseState:
     began_after = 0.0
     times_held = 1
     transactions = 0
+    min_hold = 0.0
     is_handed_over = False
     _known_abandoned = False
     lost: LostReason | None = None
@@ -264,6 +266,10 @@ class LeaseState:
         if left <= 0:
             self.is_ended = True
         return left
+
+    def succeeded(self, min_hold: float) -> None:
+        """One of its acquires has ended with a success: the end of the lease keeps the lock."""
+        self.min_hold = max(self.min_hold, min_hold)
 
     def hold_for_transactions(self) -> bool:
         """Transactions hold it too, until they are over. Returns True."""

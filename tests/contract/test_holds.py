@@ -10,7 +10,7 @@ import pytest
 
 from django_redislock import LockLost, LockTimeout, distributed_lock, held
 from tests.support.faults import takes
-from tests.support.matrix import everywhere, in_turn
+from tests.support.matrix import everywhere, in_turn, needs_scripts
 from tests.support.others import waiters
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
@@ -141,6 +141,28 @@ async def test_while_it_cools_the_holder_is_the_last_owner(way: Way, place: Plac
     assert raised.value.holder == str(lease.owner)
     assert raised.value.cooling
     assert raised.value.expires_in == pytest.approx(60, abs=10)
+
+
+@needs_scripts
+@pytest.mark.parametrize("names", [("lottery",), ("lottery", "other")], ids=len)
+@pytest.mark.parametrize("is_first", [True, False])
+@both_ways
+async def test_of_nested_acquires_each_success_counts_whichever_ends_last(
+    way: Way, place: Place, is_first: bool, names: tuple[str, ...]
+) -> None:
+    keeps = distributed_lock(*names, min_hold=60, reentrant=True)
+    other = distributed_lock(*names, min_hold=0.001, reentrant=True)
+    for success in (False, True):
+        for lock in (keeps, other):
+            assert await way.acquire(lock)
+        if not is_first:
+            await way.release(other)
+        await way.release(keeps, success=success)
+        if is_first:
+            await way.release(other, success=False)
+        if not success:
+            await way.until(lambda: not held.list())
+    assert [one.state for one in held.list()] == ["cooling"] * len(names)
 
 
 @both_ways

@@ -363,10 +363,20 @@ def test_what_the_garbage_collector_finds_lapses(
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_min_hold_counts_only_after_a_commit(commits: bool, locks: Locks) -> None:
+@pytest.mark.parametrize("others", [(), ("other",)], ids=len)
+@pytest.mark.parametrize("again", [True, False])
+def test_min_hold_counts_only_after_a_commit(
+    commits: bool, others: tuple[str, ...], again: bool, locks: Locks
+) -> None:
+    def both(**options: Any) -> Lock:
+        return distributed_lock(NAME, *others, release_on_commit=True, **options)
+
     with suppress(OnPurpose), atomic(using=SHOP):
-        with kept(min_hold=60):
+        with both(min_hold=60):
             pass
+        if again:
+            with both():
+                pass
         if not commits:
             raise OnPurpose
     assert is_held() == commits  # It cools down.
