@@ -520,8 +520,7 @@ def announce(
     """
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
-    # A bar ends a part of the note.
-    asked = task_id, *times, end, arguments, task.replace("|", "/").encode(errors="replace")
+    asked = task_id, *times, end, arguments, task.encode(errors="replace")
     waiting: bytes = _call(scripts.ANNOUNCE, name, *asked, using=using)
     return waiting.decode()
 

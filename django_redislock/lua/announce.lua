@@ -2,7 +2,7 @@
 -- ARGV  id of the task, ttl (ms), ms until it may run, ms until its message expires; '' for never
 --       arguments with which the waiting task is to run in place of its own; '' for its own; '-' if they are too
 --       long to be kept, so that this task is published
---       name of the task, without "|"; '' or nothing: a call of any task
+--       name of the task; '' or nothing: a call of any task
 -- returns '' if it is to be published, else the id of the task that waits already, and stands for this call too
 local RUNS = unpack(KEYS)
 -- include _lease
@@ -14,8 +14,9 @@ local ms = milliseconds(clock())
 local due, dies = ms + (delay or 0), tonumber(lives) and ms + lives
 local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)|(.*)$')
 if expiry and tonumber(expiry) > ms and waiting ~= id then
-  local its_due, its_end, its_task = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)|?([^|]*)')
-  if task ~= '' and (its_task or '') ~= '' and its_task ~= task then
+  local its_due, its_end = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)')
+  local of, its_task = string.match(call('HGET', RUNS, 'task') or '', '^(.-)|(.+)$')
+  if task ~= '' and of == waiting and its_task ~= task then -- older versions leave that of another call there
     return '' -- two tasks with one key: a call of the other does not do the work of this one
   end
   its_end = tonumber(its_end)
@@ -39,6 +40,9 @@ if arguments and arguments ~= '' then
 end
 call('HDEL', RUNS, 'asked')
 call('HSET', RUNS, 'queued', digits(ms + ttl) .. '|' .. id)
-call('HSET', RUNS, 'terms', digits(due) .. '|' .. (dies and digits(dies) or '') .. (task ~= '' and '|' .. task or ''))
+call('HSET', RUNS, 'terms', digits(due) .. '|' .. (dies and digits(dies) or ''))
+if task ~= '' then
+  call('HSET', RUNS, 'task', id .. '|' .. task)
+end
 call('PEXPIRE', RUNS, digits(math.max(call('PTTL', RUNS), ttl)))
 return ''

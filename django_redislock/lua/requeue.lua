@@ -15,8 +15,8 @@ if string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$') ~= id then
   return -1
 end
 -- It runs no later than another call would: the lock that keeps it from running keeps all others, too.
-local rest = string.match(call('HGET', RUNS, 'terms') or '', '^%d+(|.*)$') or '|'
-call('HSET', RUNS, 'terms', '0' .. rest)
+local its_end = string.match(call('HGET', RUNS, 'terms') or '', '^%d+|(%d*)') or ''
+call('HSET', RUNS, 'terms', '0|' .. its_end)
 local asked = call('HGET', RUNS, 'asked')
 call('HSET', RUNS, 'queued', digits(ms + ttl) .. '|' .. id)
 call('PEXPIRE', RUNS, digits(math.max(call('PTTL', RUNS), ttl)))

@@ -9,7 +9,7 @@ keep = tonumber(keep or 0)
 local arguments = last_call(id)
 local waiting = string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$')
 if waiting == id then
-  call('HDEL', RUNS, 'queued', 'asked', 'terms')
+  call('HDEL', RUNS, 'queued', 'asked', 'terms', 'task')
 end
 if arguments and keep > 0 then
   keep_last_call(id, milliseconds(clock()), keep, arguments)

@@ -83,16 +83,16 @@ def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place: Place
 def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
     locks.configure(RECORDS=2)
     names = [f"order:{pk}" for pk in range(5)]
-    assert task_runs.announce("order:0", "waiting", 3600, using="default") == ""
-    call = "order:0", "other", 3600
-    assert task_runs.announce(*call, arguments=b"x", using="default") == "waiting"
+    of = {"task": "ship", "using": "default"}
+    assert task_runs.announce("order:0", "waiting", 3600, **of) == ""
+    assert task_runs.announce("order:0", "other", 3600, arguments=b"x", **of) == "waiting"
     with running("order:0", "first", once=60) as lease:
         before = lease.fence
     run_all(names[1:])
     keys = lock_keys(locks.prefix, "order:0")
     assert locks.redis.exists(keys.done)
     assert locks.redis.exists(keys.past) == 0
-    of_the_call = {b"queued", b"asked", b"terms", b"last", b"last:waiting"}
+    of_the_call = {b"queued", b"asked", b"terms", b"task", b"last", b"last:waiting"}
     assert set(locks.redis.hkeys(keys.runs)) == of_the_call
     assert DAY + 3500 < locks.redis.ttl(keys.runs) <= DAY + 3600
     assert task_runs.requeue("order:0", "waiting", 3600, using="default") is not None

@@ -84,7 +84,7 @@ def test_a_call_stands_for_another_that_may_not_run_sooner_or_be_dropped_later(
 def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server: Keyspace) -> None:
     announce(server, "a", 0, "", "", "bill")
     announced = server.fields(KEYS.runs)
-    assert announced["terms"] == f"{server.ms}||bill"
+    assert announced["task"] == "a|bill"
     assert announce(server, "b", 0, "", "its arguments", "export") == ""
     assert server.fields(KEYS.runs) == announced
     assert announce(server, "c", 0, "", "", "bill") == "a"
@@ -92,14 +92,18 @@ def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server: K
     assert announce(server, "d", 0, "", "", "export") == ""
     assert announce(server, "e", 0, "", "", "bill") == "a"
     server.run(scripts.RETRACT, "a")
+    assert server.fields(KEYS.runs) == {}
     assert announce(server, "f", 7, 900, "", "export") == ""
-    assert server.fields(KEYS.runs)["terms"] == f"{server.ms + 7}|{server.ms + 900}|export"
+    assert server.fields(KEYS.runs)["task"] == "f|export"
 
 
 def test_a_call_of_which_an_older_version_names_no_task_stands_for_every_call(
     server: Keyspace,
 ) -> None:
     announce(server, "a")
+    assert announce(server, "b", 0, "", "", "bill") == "a"
+    # It also leaves the name of an earlier call there.
+    server.do("HSET", KEYS.runs, "task", "earlier|export")
     assert announce(server, "b", 0, "", "", "bill") == "a"
     server.run(scripts.RETRACT, "a")
     announce(server, "c", 0, "", "", "bill")
@@ -192,15 +196,13 @@ def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server: Keyspac
 
 def test_what_a_newer_version_has_added_to_an_announcement_is_passed_over(server: Keyspace) -> None:
     announce(server, "a")
-    its_end = f"{server.ms + 900}|task|more"
-    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{its_end}")
-    assert announce(server, "b", 0, 5000, "", "task") == ""  # It may be dropped later than a.
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
+    assert announce(server, "b", 0, 5000) == ""  # It may be dropped later than a.
     assert server.fields(KEYS.runs)["queued"].endswith("|b")
-    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{its_end}")
-    assert announce(server, "c", 0, 900, "", "other") == ""
-    assert announce(server, "c", 0, 900, "", "task") == "b"
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
+    assert announce(server, "c", 0, 900) == "b"
     requeue(server, "b")
-    assert server.fields(KEYS.runs)["terms"] == f"0|{its_end}"
+    assert server.fields(KEYS.runs)["terms"] == f"0|{server.ms + 900}"
 
 
 def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_published(
