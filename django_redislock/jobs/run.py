@@ -211,11 +211,8 @@ class JobRun:
             with suppress(ValueError):  # The coroutine is closed outside of its task.
                 current_activity.reset(was_busy_with)
 
-    def _begin(self) -> None:
-        """Note that the body begins, and tell the monitors."""
-        self._began, self._begun_in = clock.now(), process.this()
-        if not self.options.monitor:
-            return
+    def _check_in(self) -> None:
+        """Tell the monitors that the body begins."""
         run = (self.activity.task, self.name, self.activity.task_id)
         self._check_ins = CheckIns(self.options.monitor, *run)
 
@@ -342,7 +339,9 @@ class JobRun:
         try:
             result = None  # Of a body that has replaced itself.
             with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
-                self._begin()
+                self._began, self._begun_in = clock.now(), process.current  # See this().
+                if self.options.monitor:
+                    self._check_in()
                 if signals.run_started.receivers:
                     signals.run_started.send_robust(**self._news(lease=lease))
                 result = body(*self.args, **self.kwargs)
@@ -356,7 +355,9 @@ class JobRun:
         self.lease = lease
         before = running.set(self)
         try:
-            self._begin()
+            self._began, self._begun_in = clock.now(), process.current
+            if self.options.monitor:
+                self._check_in()
             if signals.run_started.receivers:
                 await signals.run_started.asend_robust(**self._news(lease=lease))
             return await body(*self.args, **self.kwargs)
