@@ -64,7 +64,8 @@ maximum_signature_line_length = 80
 default_role = "literal"
 # Names of other libraries are not looked up, since that needs a network.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!django_redislock).*")]
+# What is another project's, or private, has no page here.
+nitpick_ignore_regex = [("py:.*", r"(?!django_redislock).*"), ("py:class", r".*\._\w+")]
 
 html_theme = "furo"
 html_static_path = ["_static"]
