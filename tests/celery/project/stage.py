@@ -222,8 +222,13 @@ class Stage:
     def wait_until_idle(self, timeout: float = PATIENCE) -> None:
         """Return once no message is queued, delayed or being worked on."""
 
+        looks = 0
+
         def idle() -> bool:
-            return not (self.redis.llen("celery") or self.redis.hlen("unacked"))
+            # Once is not enough: a message that a worker has popped is nowhere until it is noted.
+            nonlocal looks
+            looks = 0 if self.redis.llen("celery") or self.redis.hlen("unacked") else looks + 1
+            return looks >= 10
 
         wait_until(idle, timeout, "no message is left at the broker", every=0.02)
 
