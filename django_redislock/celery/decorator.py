@@ -35,7 +35,7 @@ from django_redislock.celery.run import (
     note_published_retry,
     replace_after_commit,
 )
-from django_redislock.decorating import generates, is_awaited
+from django_redislock.decorating import runs_later
 from django_redislock.jobs.run import current_lease
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
@@ -450,7 +450,7 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 
 def _check_body(function: Callable[..., Any]) -> None:
-    if is_awaited(function) or generates(function):
+    if runs_later(function):
         raise TypeError(
             f"{function.__qualname__}() cannot be a task: Celery would not wait for its body, and"
             " so the lock would not last as long. Make it an ordinary function."
