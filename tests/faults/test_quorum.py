@@ -6,8 +6,10 @@ import asyncio
 import json
 import math
 import select
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +31,8 @@ from django_redislock.backends.quorum.fences import MOST_LEAD
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.registry import backends
-from django_redislock.rules import scripts
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.effects.models import Entry, written
 from tests.support.faults import in_fork, lease_of
 from tests.support.quorums import TTL
@@ -673,6 +676,37 @@ def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(
     assert in_thread(draw).result(HUNG / 2)["skipped"] == "busy"
     quorum.lapse(0)
     assert in_thread(draw).result(HUNG / 2) == "drawn"
+
+
+@pytest.mark.proves("R1")
+def test_of_two_deliveries_that_find_the_same_permits_free_at_most_one_runs(
+    quorum: Quorum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_have_looked, orders = threading.Barrier(2, timeout=HUNG), iter([reversed, list])
+
+    def shuffle(free: list[int]) -> None:
+        if len(free) == 2 and (order := next(orders, None)):
+            both_have_looked.wait()
+            free[:] = order(free)
+
+    monkeypatch.setattr("django_redislock.backends.quorum.voting.random.shuffle", shuffle)
+    markers = DoneMarkers(False, "a-run", "1000000/10/40")
+    owner = Owner(host="web", task_id="a-run")
+
+    def delivery(letter: str) -> Any:
+        wanted = flows.Request(
+            *(NAME, letter * 32, letter * 16, owner, 30, 0, HUNG, 0, markers), limit=2
+        )
+        return backend().run(flows.acquire(wanted, clock.now()))
+
+    outcomes = [one.result(HUNG) for one in [in_thread(partial(delivery, of)) for of in "ab"]]
+    granted = [one for one in outcomes if isinstance(one, flows.Granted)]
+    put_off = [one for one in outcomes if isinstance(one, flows.Busy)]
+    assert len(granted) <= 1
+    assert len(granted) + len(put_off) == 2
+    assert [one.holding.owner.task_id for one in put_off] == ["a-run"] * len(put_off)
+    assert len(held.list()) == len(granted)
+    assert isinstance(delivery("c"), flows.Busy if granted else flows.Granted)
 
 
 # --- processes -----------------------------------------------------------------------------------

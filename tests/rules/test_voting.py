@@ -298,6 +298,32 @@ def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked
     assert poll.hears(BUSY, BUSY, BUSY).value[0] == (b"own" if other is OWN else b"busy")
 
 
+@pytest.mark.proves("R1")
+@pytest.mark.parametrize(("after", "word"), [(OWN, b"own"), (HOLD, b"busy")])
+def test_a_permit_is_given_back_if_a_hold_or_another_delivery_came_between_look_and_grant(
+    after: list[Any], word: bytes
+) -> None:
+    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
+    assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
+    assert poll.hears(after, after, NO_LEASE).asks(scripts.LEAVE) == "abc"
+    assert poll.question is not None
+    assert b":lock#2\r\n" in poll.question.commands[0]
+    assert poll.hears(1, 1, 1).value[:2] == [word, 900]
+
+
+@pytest.mark.proves("R1")
+def test_after_a_grant_of_a_permit_only_those_are_looked_at_that_may_forbid_it() -> None:
+    # A hold has permit 1, and only a task run is delivered twice.
+    poll = Poll(voting().answer(acquire_permit())).hears(*permits(NO_LEASE, taken()))
+    assert poll.hears(b"7", b"7", b"7").value == b"7 1"
+    poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), NO_LEASE))
+    assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
+    assert poll.hears(taken(), taken(), taken()).value == b"7 2"
+    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(NO_LEASE, taken()))
+    assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
+    assert poll.hears(taken(), taken(), taken()).value == b"7 1"
+
+
 # --- when an answer is enough --------------------------------------------------------------------
 
 

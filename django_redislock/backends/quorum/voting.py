@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections import ChainMap, Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import clock
@@ -245,44 +245,61 @@ class Voting:
         marked = scripts.ACQUIRE_MARKED if args.markers else scripts.ACQUIRE
         plain = call._replace(script=marked, args=args)
         numbers = range(1, int(limit) + 1)
-        looks = [Call(scripts.LOOK, call.name, (), call.within, permit=one) for one in numbers]
-        outcomes = yield from self._poll(looks, self._servers)
-        seen = [LookReply(*self._merged(scripts.LOOK, one)) for one in outcomes]
-        found = {
-            number: look for number, look in zip(numbers, seen, strict=True) if not look.is_free
-        }
+        found = yield from self._permits(call, numbers)
         free = [number for number in numbers if number not in found]
         random.shuffle(free)
-        own = next((number for number, look in found.items() if _is_own(look, args)), 0)
-        is_kept = 1 in found and token_in(found[1].value).startswith(HOLD.encode())
-        if own or is_kept:
-            free, found = [], {own or 1: found[own or 1]}
-        if self._asked is not None and (own or is_kept):
+        bar = _bar(found, args)
+        if bar:
+            free, found = [], {bar: found[bar]}
+        if self._asked is not None and bar:
             # What it asked for before may be granted, and would stay behind.
-            leave = Call(scripts.LEAVE, call.name, (args.token,), call.within, permit=self._asked)
-            yield from self._leave(leave, self._servers)
-            self._asked = None
+            yield from self._give_back(call, self._asked)
         elif self._asked is not None:  # Its outcome is unknown, so ask for it first.
             free = [self._asked, *(number for number in free if number != self._asked)]
         if args.markers and not free:
             # Only an acquire tells whether the work is done. It gets a permit that is free by now.
-            free = [1 if is_kept else min(found, key=lambda number: _left(found[number]))]
+            free = [bar or min(found, key=lambda number: _left(found[number]))]
         busy = [_as_busy(look) for number, look in found.items() if int(look.left_ms) != ENDLESS]
         for number in free:
             self._asked = number
             answer = yield from self._acquire(plain._replace(permit=number))
             if answer.__class__ is bytes:
+                # Of two that look before either has a permit, the later one sees the other now.
+                others = numbers if _is_run(args) else range(1, 2)
+                seen = yield from self._permits(call, [one for one in others if one != number])
+                if came_between := _bar(seen, args):
+                    yield from self._give_back(call, number)
+                    return _barred(seen[came_between], args)
                 return b"%b %d" % (answer, number)
             self._asked = None
             refusal = read_try(answer)
             if not isinstance(refusal, BusyReply):
                 return answer
             busy.append(refusal)
-        if own:
-            return [*_as_busy(found[own])._replace(word=b"own")]
+        if bar:
+            return _barred(found[bar], args)
         if not busy:
             return [*EndlessReply(b"endless")]
         return [*min(busy, key=lambda one: int(one.left_ms))]
+
+    def _permits(
+        self, call: Call, numbers: Iterable[int]
+    ) -> Generator[Question, Replies, dict[int, LookReply]]:
+        """Look at these permits of a lock. Returns how those look that are held."""
+        looks = [Call(scripts.LOOK, call.name, (), call.within, permit=one) for one in numbers]
+        if not looks:
+            return {}
+        outcomes = yield from self._poll(looks, self._servers)
+        seen = [LookReply(*self._merged(scripts.LOOK, one)) for one in outcomes]
+        return {
+            look.permit: reply for look, reply in zip(looks, seen, strict=True) if not reply.is_free
+        }
+
+    def _give_back(self, call: Call, number: int) -> Generator[Question, Replies, None]:
+        """Undo the acquire of a permit, on all servers."""
+        leave = Call(scripts.LEAVE, call.name, call.args[:1], call.within, permit=number)
+        yield from self._leave(leave, self._servers)
+        self._asked = None
 
     def _raise_fences(self, call: Call, granted: dict[QuorumServer, int]) -> Vote:
         """Tell the greatest fence to a majority of the servers, so that the next one is greater.
@@ -499,11 +516,30 @@ def _as_busy(look: LookReply) -> BusyReply:
     return BusyReply(b"busy", int(look.left_ms), look.value, int(look.server_ms))
 
 
+def _bar(found: Mapping[int, LookReply], args: AcquireArgs) -> int:
+    """The permit whose lease keeps all others from the asking flow; 0 if there is none.
+
+    It is that of another delivery of the same task run, or an operator's hold.
+    """
+    own = next((number for number, look in found.items() if _is_own(look, args)), 0)
+    is_kept = 1 in found and token_in(found[1].value).startswith(HOLD.encode())
+    return own or int(is_kept)
+
+
+def _barred(look: LookReply, args: AcquireArgs) -> list[Any]:
+    """The reply to an acquire that met such a lease."""
+    return [*_as_busy(look)._replace(word=b"own" if _is_own(look, args) else b"busy")]
+
+
+def _is_run(args: AcquireArgs) -> bool:
+    """Whether a task run asks. Markers with a retention are those of one."""
+    return bool(args.markers) and not args.markers.endswith("|")
+
+
 def _is_own(look: LookReply, args: AcquireArgs) -> bool:
     """Whether another delivery of the asking task run has this lease."""
     holding, task_id = look.holding, Owner.unpack(args.owner.decode()).task_id
-    is_run = not args.markers.endswith("|")
-    if holding is None or not task_id or not args.markers or not is_run:
+    if holding is None or not task_id or not _is_run(args):
         return False
     if token_in(look.value) == args.token.encode():
         return False
