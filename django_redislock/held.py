@@ -399,7 +399,7 @@ def hold(
         raise ValueError("by must name the operator.")
     request = flows.Request(
         name=check_name(name),
-        token=(HOLD + secrets.token_hex(TOKEN_LENGTH))[:TOKEN_LENGTH],
+        token=_hold_token(),
         id=secrets.token_hex(8),
         owner=Owner(operator=by, reason=reason),
         ttl=ttl,
@@ -410,7 +410,10 @@ def hold(
     )
     outcome = backend.run(flows.hold(request, backend.clock()))
     if isinstance(outcome, flows.Busy) and outcome.reason is None and wait:
-        request = request._replace(is_hold=False, wait=wait)
+        # An undo of the first token may still be on its way (R4).
+        request = request._replace(
+            token=_hold_token(), id=secrets.token_hex(8), is_hold=False, wait=wait
+        )
         outcome = backend.run(flows.hold(request, backend.clock()))
     if isinstance(outcome, flows.Busy):
         raise LockTimeout(
@@ -425,6 +428,11 @@ def hold(
     extra = logs.of(lock=request.name, alias=using, lease=request.id, reason=reason or None)
     audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
     return isinstance(outcome, flows.Granted)
+
+
+def _hold_token() -> str:
+    """A token by which everybody sees that the lease is a hold."""
+    return (HOLD + secrets.token_hex(TOKEN_LENGTH))[:TOKEN_LENGTH]
 
 
 def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:

@@ -23,6 +23,7 @@ from django_redislock import (
     take_up,
 )
 from django_redislock.models import LockPage
+from django_redislock.rules import flows
 from tests.support import site
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
 from tests.support.others import held_by, waiters
@@ -232,6 +233,27 @@ def test_on_a_quorum_the_command_waits_in_the_foreground(place: Place) -> None:
     assert (status, "is held already until" in says) == (1, True)
     assert locks_command("unhold", "lottery") == (0, "No longer held: lottery.\n")
     assert distributed_lock("lottery", wait=0).acquire()
+
+
+@places(QUORUM)
+@pytest.mark.proves("R4")
+def test_a_hold_that_waits_asks_under_a_new_token_and_id(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, shipped = [], flows.hold
+
+    def hold(request: flows.Request, now: float) -> Any:
+        asked.append(request)
+        return shipped(request, now)
+
+    monkeypatch.setattr(flows, "hold", hold)
+    with held_by("lottery"):
+        waiting = in_thread(lambda: held.hold("lottery", 60, by=WHO, wait=HUNG))
+        wait_until(lambda: len(asked) == 2)
+    assert waiting.result(HUNG)
+    first, second = asked
+    assert first.token != second.token
+    assert first.id != second.id
 
 
 @unscripted
