@@ -167,6 +167,23 @@ def runs_later(function: Callable[..., Any]) -> bool:
     return is_awaited(function) or generates(function)
 
 
+def check_callback(callback: object, of: str) -> None:
+    """Refuse a callback that cannot be called, or whose call would run nothing of its body.
+
+    Raises:
+        TypeError: It is such a callback.
+    """
+    if not callable(callback):
+        raise TypeError(f"{of} takes a function to call, not {callback!r}.")
+    if runs_later(callback):
+        name = getattr(callback, "__qualname__", callback)
+        raise TypeError(
+            f"{of} calls a plain function, in a thread. It would run nothing of {name}(), which is"
+            " a coroutine function or a generator function. Pass a function that hands the work to"
+            " your event loop: `lambda lease: asyncio.run_coroutine_threadsafe(work(), loop)`."
+        )
+
+
 def is_awaited(function: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await."""
     # asgiref knows coroutine functions that were marked as such, too.

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django_redislock import misuse
+from django_redislock.decorating import check_callback
 from django_redislock.lease import Lease
 from django_redislock.rules.joint_state import JointState
 from django_redislock.rules.together import together
@@ -49,6 +50,7 @@ class JointLease(Lease):
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
         """Call *callback* with this lease once, when its first part is lost."""
+        check_callback(callback, "on_lost()")
         untold = [callback]
 
         def tell(_: Lease) -> None:
@@ -66,6 +68,7 @@ class JointLease(Lease):
 
         It is not called again until no part is endangered.
         """
+        check_callback(callback, "on_endangered()")
         told: list[tuple[Lease, object]] = []  # Of which part, in which of its dangers.
         mutex = threading.Lock()
 

@@ -8,6 +8,7 @@ from weakref import ref
 
 from django_redislock import logs, misuse, signals, transactions
 from django_redislock.baton import Baton
+from django_redislock.decorating import check_callback
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.rules import flows
@@ -336,7 +337,11 @@ class Lease:
 
         The callback runs in a thread of its own, so it cannot delay the renewal of other leases. If
         the lease is lost already, it runs in this thread. What it raises is logged.
+
+        Raises:
+            TypeError: *callback* is no function, or a coroutine or generator function.
         """
+        check_callback(callback, "on_lost()")
         self._callbacks.append(callback)
         if self.state.is_lost:
             self.run_callbacks()
@@ -359,7 +364,9 @@ class Lease:
 
         Raises:
             ValueError: *left* is no such number.
+            TypeError: *callback* is no function, or a coroutine or generator function.
         """
+        check_callback(callback, "on_endangered()")
         alarm = Alarm(part(left, "left"), callback)
         self.state.warn(alarm)
         if self.state.raise_alarm(alarm, self._backend.clock()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Self
 
+from django_redislock.decorating import check_callback
 from django_redislock.exceptions import LockMisuse
 from django_redislock.lock import distributed_lock
 from django_redislock.rules.arguments import SHORTEST_TTL, seconds
@@ -114,7 +115,9 @@ class Term:
 
         Raises:
             LockMisuse: No block has begun yet.
+            TypeError: *callback* is no function, or a coroutine or generator function.
         """
+        check_callback(callback, "on_lost()")
         self._begun().on_lost(lambda _: callback(self))
 
     def _begun(self) -> Lease:

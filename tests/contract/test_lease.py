@@ -10,11 +10,12 @@ import threading
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held, leadership
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
 from django_redislock.rules.lease_state import Renewal
@@ -275,6 +276,27 @@ async def lose_now(way: Way, place: Place, lease: Lease) -> None:
     place.lose_data()
     with pytest.raises(LockLost):
         await way.renew(lease)
+
+
+async def warn_nobody(lease: Any) -> None:
+    """A callback that nobody would await."""
+
+
+def yield_nothing(lease: Any) -> Iterator[None]:
+    """A callback whose body nobody would run."""
+    yield
+
+
+@pytest.mark.parametrize("callback", [warn_nobody, yield_nothing, partial(warn_nobody), None])
+def test_a_callback_that_would_do_nothing_is_refused(callback: Any) -> None:
+    leader = leadership("leader", max_silence=60)
+    with distributed_lock("lottery") as one, distributed_lock("a", "b") as joint, leader as term:
+        for register in (one.on_lost, joint.on_lost, term.on_lost):
+            with pytest.raises(TypeError, match=r"^on_lost\(\) (takes|calls) a "):
+                register(callback)
+        for register in (one.on_endangered, joint.on_endangered):
+            with pytest.raises(TypeError, match=r"^on_endangered\(\) (takes|calls) a "):
+                register(callback)
 
 
 @pytest.mark.proves("P5")
