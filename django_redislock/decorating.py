@@ -42,12 +42,12 @@ def misspelt(of: str, known: list[str], args: tuple[object, ...], kwargs: Any) -
         args: Its arguments by position.
         kwargs: Its arguments by name.
     """
-    if len(args) > 1:
+    unknown = next((name for name in kwargs if name not in known), "")
+    if len(args) > 1 and not unknown:
         return (
             f"{of} takes only names by position: say what the other arguments are, as"
             f" in {of}('report', ttl=30, wait=5)."
         )
-    unknown = next((name for name in kwargs if name not in known), "")
     here = _CALLED_HERE.get(unknown, f"one of {', '.join(known[1:])}")
     return unknown and f"{of} takes no argument {unknown!r}; pass {here}."
 
