@@ -281,17 +281,25 @@ class Backend(ABC):
 
     def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
         permits: list[Permit] = []
-        end = offset + limit
+        total = 0
+        for page in self._pages(which, offset, offset + limit, latest_first=latest_first):
+            permits += [found for key in page.keys if (found := self.permit_in(key))]
+            total = page.total
+        return Indexed(permits, total)
+
+    def _pages(
+        self, which: str, start: int, end: int, *, latest_first: bool
+    ) -> Iterator[NamesReply]:
+        """An index in parts: while a server lists a part, it serves no other client."""
         while True:
-            # A part at a time: while the server lists one, it serves no other client.
-            part = max(0, min(LISTED_AT_ONCE, end - offset))
-            args = which, offset, part, int(latest_first)
+            part = max(0, min(LISTED_AT_ONCE, end - start))
+            args = which, start, part, int(latest_first)
             call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
             page = NamesReply(*self.results_of([call])[0])
-            permits += [found for key in page.keys if (found := self.permit_in(key))]
-            offset += part
-            if offset >= min(end, page.total):
-                return Indexed(permits, page.total)
+            yield page
+            start += part
+            if start >= min(end, page.total):
+                return
 
     def permit_in(self, lock_key: bytes) -> Permit | None:
         """The lock, or the permit, of a key in an index; None if the key is not one of ours."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import clock, humanize
-from django_redislock.backends.base import LISTED_AT_ONCE, Backend, Indexed
+from django_redislock.backends.base import Backend, Indexed
 from django_redislock.backends.quorum import examination
 from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
 from django_redislock.backends.quorum.ensemble import Ensemble
@@ -25,10 +25,6 @@ from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.rules import scripts
-from django_redislock.rules.keys import index_key
-from django_redislock.rules.replies import NamesReply
-from django_redislock.rules.steps import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +33,7 @@ if TYPE_CHECKING:
     from django_redislock.conf import Conf
     from django_redislock.findings import Finding
     from django_redislock.rules.forms import Form
-    from django_redislock.rules.steps import Outcome
+    from django_redislock.rules.steps import Call, Outcome
 
 LOCATION_IS = "['redis://host-1:6379/0', 'redis://host-2:6379/0', 'redis://host-3:6379/0']"
 FEWEST_SERVERS = 3
@@ -155,18 +151,12 @@ class QuorumBackend(Backend):
 
     def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
         # From the first name on: each server has another order, so their pages do not fit.
-        end, start, total = offset + limit, 0, 0
+        end, total = offset + limit, 0
         scores: dict[bytes, float] = {}
-        while True:
-            part = max(0, min(LISTED_AT_ONCE, end - start))
-            args = which, start, part, int(latest_first)
-            call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
-            page = NamesReply(*self.results_of([call])[0])
+        for page in self._pages(which, 0, end, latest_first=latest_first):
             for key, score in page.scores:
                 scores[key] = max(float(score), scores.get(key, -math.inf))
-            start, total = start + part, max(total, page.total, len(scores))
-            if start >= min(end, page.total):
-                break
+            total = max(total, page.total, len(scores))
         in_order = sorted(scores, key=lambda key: scores[key], reverse=latest_first)
         permits = [one for key in in_order[offset:end] if (one := self.permit_in(key))]
         return Indexed(permits, total)
