@@ -209,11 +209,15 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         name = self.lock_name(tuple(args or ()), kwargs or {})
         when = {one: options.get(one) for one in ("countdown", "eta")}
         expires = options.get("expires", self.expires)
-        arguments = b""
+        arguments, of = b"", self.name
         if self.single_instance_options.unique_queued == NEWEST:
             check_backend(self)
             arguments = packed(self, args, kwargs, options)
-        return publish_once(self, name, publish, arguments, expires=expires, **when)
+            if self.limits_of:
+                # The run that waits takes its own limits, so they must be those of this call too.
+                limits = self.limits_of(tuple(args or ()), kwargs or {})
+                of = "|".join([of, *(f"{limit.name}#{limit.number}" for limit in limits)])
+        return publish_once(self, name, publish, arguments, of=of, expires=expires, **when)
 
 
 def _function_of(run: Any) -> tuple[Callable[..., Any], bool]:

@@ -74,6 +74,7 @@ def publish_once(
     publish: Callable[..., AsyncResult],
     arguments: bytes = b"",
     *,
+    of: str,
     expires: Any,
     countdown: float | None = None,
     eta: Any = None,
@@ -89,6 +90,7 @@ def publish_once(
         name: The lock of the run.
         publish: Publishes the call. It gets the task id, and more for the message to carry.
         arguments: Those of the call, packed; b"" if the one that waits keeps its own.
+        of: The name of the task, with more if not all of its calls may stand for this one.
         expires: When its message expires, as Celery takes it.
         countdown: Seconds until it is to run.
         eta: When it is to run.
@@ -99,7 +101,7 @@ def publish_once(
     task_id = uuid()
     try:
         delay = countdown or (0.0 if eta is None else seconds_left(eta))
-        waiting = _announce(task, name, task_id, arguments, delay, seconds_left(expires))
+        waiting = _announce(task, name, task_id, arguments, delay, seconds_left(expires), of)
         if not waiting:
             return publish(task_id, queued=name)
     except BaseException:
@@ -117,7 +119,7 @@ def publish_once(
 
 
 def _announce(
-    task: Task, name: str, task_id: str, arguments: bytes, delay: float, lives: float
+    task: Task, name: str, task_id: str, arguments: bytes, delay: float, lives: float, of: str
 ) -> str:
     """Announce a call. It runs after *delay* seconds, and its message lives for *lives* seconds.
 
@@ -130,7 +132,7 @@ def _announce(
     try:
         when = {"delay": delay, "lives": lives}
         return task_runs.announce(
-            name, task_id, ttl, **when, arguments=arguments, task=task.name, using=options.using
+            name, task_id, ttl, **when, arguments=arguments, task=of, using=options.using
         )
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.

@@ -595,13 +595,16 @@ class TaskRun(JobRun):
             LockMisuse: They name another lock here, after the broker has changed them.
         """
         args, kwargs, shown = unpacked(self.task.app, last)
-        name = self.task.lock_name(tuple(args), kwargs)
-        if name != self.name:
+        names = [self.task.lock_name(tuple(args), kwargs)]
+        if self.task.limits_of:
+            names = [limit.name for limit in self.task.limits_of(tuple(args), kwargs)]
+        own = [limit.name for limit in self.limits] or [self.name]
+        if other := [name for name in names if name not in own]:
             raise LockMisuse(
                 self.name,
-                f"the arguments of the last call name the lock {name!r} in the worker, and those"
-                " of the first one do not, though to the callers the key was the same. Make the"
-                " key of values that look the same on both sides of the broker",
+                f"the arguments of the last call name the lock {other[0]!r} in the worker, and"
+                " those of the first one do not, though to the callers the key was the same. Make"
+                " the key of values that look the same on both sides of the broker",
             )
         request = self.request
         # Celery's tracer passes the same list and dictionary to on_success() and the signals. With

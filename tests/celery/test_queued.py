@@ -491,17 +491,34 @@ class TestNewest:
         own_stage.start()
         assert own_stage.result(first) == f"did {key}"
 
-    def test_arguments_that_name_another_lock_in_the_worker_are_not_run_with(
+    def test_a_call_with_another_limit_does_not_give_a_run_its_arguments(
         self, own_stage: Stage
     ) -> None:
-        key, task = own_stage.key(), own_stage.task("queued_fickle")
-        first = task.delay(key, "a string")
+        key, task = own_stage.key(), own_stage.task("queued_newest_limited")
+        first = task.delay(key, "a")
+        others = [task.delay(key, "b"), task.delay(key, "a", number=2)]
+        assert first.id not in {other.id for other in others}
+        assert task.delay(key, "a", more="later").id == first.id
+        own_stage.start()
+        for call in (first, *others):
+            assert own_stage.result(call) == f"did {key}"
+        for ran in own_stage.events(key, "what"):
+            assert ran["locks"] == [key, f"{key}:{ran['what'][0]}"]
+        said = self.said(own_stage, key)
+        assert sorted(said) == [["a", 1, "later"], ["a", 2, ""], ["b", 1, ""]]
+
+    @pytest.mark.parametrize("name", ["queued_fickle", "queued_fickle_limited"])
+    def test_arguments_that_name_another_lock_in_the_worker_are_not_run_with(
+        self, own_stage: Stage, name: str
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task(name)
+        first = task.delay(key, key)
         assert task.delay(key, Order(key)).id == first.id
         own_stage.start()
         with pytest.raises(LockMisuse):
             own_stage.result(first)
         assert own_stage.count(key, "start") == 0
-        assert own_stage.result(task.delay(key, "a string")) == f"did {key}"
+        assert own_stage.result(task.delay(key, key)) == f"did {key}"
 
     def test_they_are_written_and_read_as_a_message_is(self, own_stage: Stage) -> None:
         task = own_stage.task("queued_newest")

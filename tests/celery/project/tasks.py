@@ -14,7 +14,7 @@ from celery import Task, group, shared_task
 from celery.exceptions import Ignore, Reject
 from django.db import transaction
 
-from django_redislock import Limit, LockTimeout, LockUnavailable, signals
+from django_redislock import Limit, LockTimeout, LockUnavailable, held, signals
 from django_redislock import single_instance_task as the_real_one
 from django_redislock.celery import Conflict, current_lease
 from tests.celery.project.journal import note, server, wait_at_gate
@@ -358,6 +358,26 @@ def by_type(key: str, what: Any) -> str:
     return f"{key}:dictionary" if isinstance(what, dict) else key
 
 
+@single_instance_task(
+    limits=[Limit("{key}", 1), Limit("{key}:{what}", lambda number=1: number)],
+    unique_queued="newest",
+)
+def queued_newest_limited(key: str, what: str, number: int = 1, more: str = "") -> str:
+    """Wait in the queue once, and run with what the last call with the same limits says."""
+    locks = sorted(lock.name for lock in held.list() if lock.name.startswith(key))
+    note(key, "what", what=[what, number, more], locks=locks)
+    return work(key)
+
+
+@single_instance_task(
+    limits=[Limit("{key}", 1), Limit("{key}:{what}", 1)],
+    unique_queued="newest",
+)
+def queued_fickle_limited(key: str, what: Any) -> str:
+    """As queued_fickle, but it is another limit that is another one in the worker."""
+    return work(key)
+
+
 @single_instance_task(key=by_type, unique_queued="newest")
 def queued_fickle(key: str, what: Any) -> str:
     """Wait in the queue once, and run with what the last call says, if it has the same key."""
@@ -381,6 +401,9 @@ class Order:
 
     def __init__(self, pk: str) -> None:
         self.pk = pk
+
+    def __str__(self) -> str:
+        return self.pk
 
     def __json__(self) -> dict[str, str]:
         return vars(self)
