@@ -20,7 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import logs, task_runs
 from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE, Deferred
-from django_redislock.celery.message import carried, seconds_left
+from django_redislock.celery.message import acks_late, carried, seconds_left
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -205,9 +205,11 @@ def _retract_ended(sender: Any = None, state: Any = None, retval: Any = None, **
     """In a worker: a message was worked off, perhaps without a run, as if before_start() fails."""
     if not sender.request.headers:
         return
-    is_requeued = isinstance(retval, Reject) and retval.requeue
     # Without a state, the worker is being ended.
-    if state not in {None, RETRY} and not is_requeued and not isinstance(retval, Deferred):
+    is_given_back = state is None or (isinstance(retval, Reject) and retval.requeue)
+    # Without acks_late the message is acknowledged already, so the broker has none to deliver.
+    comes_back = is_given_back and acks_late(sender)
+    if state != RETRY and not comes_back and not isinstance(retval, Deferred):
         _retract_unstarted(sender, sender.request)
 
 

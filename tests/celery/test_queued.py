@@ -298,6 +298,25 @@ class TestWithWorker:
         assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
         assert own_stage.count(key, "start") == 2
 
+    def test_a_call_that_its_ending_process_takes_along_is_forgotten(
+        self, own_stage: Stage
+    ) -> None:
+        own_stage.start(pool="prefork")
+        key = own_stage.key()
+        first = own_stage.send("queued_exiting", key)
+
+        def another_is_published() -> bool:
+            return own_stage.send("queued_exiting", key).id != first.id
+
+        wait_until(another_is_published, PATIENCE, "another call is published", every=0.02)
+
+    def test_but_not_one_that_is_delivered_again_after_it(self, own_stage: Stage) -> None:
+        worker = own_stage.start()
+        key = own_stage.key()
+        first = own_stage.send("queued_exiting_late", key)
+        worker.wait()
+        assert own_stage.send("queued_exiting_late", key).id == first.id
+
 
 class TestNewest:
     """With "newest", the call that waits runs with what the last one says."""
@@ -660,7 +679,7 @@ class TestPutOff:
 
         wait_until(another_is_published, PATIENCE, "another call is published", every=0.02)
 
-    @pytest.mark.parametrize("task", ["queued_ignoring", "queued_answering"])
+    @pytest.mark.parametrize("task", ["queued_ignoring", "queued_answering", "queued_rejecting"])
     def test_or_until_it_ends_before_its_run(self, stage: Stage, task: str) -> None:
         key = stage.key()
         first = stage.send(task, key)

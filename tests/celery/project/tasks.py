@@ -440,6 +440,37 @@ def queued_ignoring(key: str) -> None:
     """Wait in the queue once, and end before the run."""
 
 
+class Rejecting(Task):  # type: ignore[misc] # Celery has no types
+    """Asks the broker for another delivery before its run; too late without acks_late."""
+
+    def before_start(self, *args: Any) -> None:
+        """Called by Celery."""
+        raise Reject("as asked", requeue=True)
+
+
+@single_instance_task(base=Rejecting, key="{key}", unique_queued=True)
+def queued_rejecting(key: str) -> None:
+    """Wait in the queue once, and be lost before the run."""
+
+
+class Exiting(Task):  # type: ignore[misc] # Celery has no types
+    """Ends its process before its run."""
+
+    def before_start(self, *args: Any) -> None:
+        """Called by Celery."""
+        raise SystemExit
+
+
+@single_instance_task(base=Exiting, key="{key}", unique_queued=True)
+def queued_exiting(key: str) -> None:
+    """Wait in the queue once, and be lost with the process before the run."""
+
+
+@single_instance_task(base=Exiting, key="{key}", unique_queued=True, acks_late=True)
+def queued_exiting_late(key: str) -> None:
+    """As queued_exiting, but the message is still at the broker."""
+
+
 class Answering(Task):  # type: ignore[misc] # Celery has no types
     """Has its result before its run."""
 
