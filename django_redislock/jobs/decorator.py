@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from asgiref.sync import AsyncToSync
+
 from django_redislock.activity import Activity
 from django_redislock.decorating import (
     check_decorated,
@@ -163,7 +165,8 @@ def single_instance(
 
     Raises:
         TypeError, ValueError: An argument is unknown, of the wrong type or out of range; or the
-            decorated object is no function, or its body runs only after the call.
+            decorated object is no function, or its body runs only after the call, or the lock would
+            be named after a class.
         InvalidLockName: The name cannot be a lock's name, or uses an argument that the function
             does not take.
     """
@@ -180,6 +183,8 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
     line = "@single_instance" + (f"({name!r})" if name else "")
     check_decorated(function, line)
     job = full_name(function)
+    if name is None and not options.limits and not hasattr(_underlying(function), "__qualname__"):
+        raise _unnamed(function)
     named = namings(name, options, function, job)
     activity = Activity(task=job)
     body = finished(function, line)
@@ -206,10 +211,25 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
 
 def full_name(function: Callable[..., Any]) -> str:
     """Module and qualified name of a function: the job, as operators see it."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _underlying(function)
     own = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}.{own}"
+
+
+def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that is called in the end, if objects that have no name of their own call it."""
+    while isinstance(function, functools.partial | AsyncToSync):
+        function = function.func if isinstance(function, functools.partial) else function.awaitable
+    return function
+
+
+def _unnamed(function: Callable[..., Any]) -> TypeError:
+    """The error for an object that has only its class's name, as each object of that class has."""
+    return TypeError(
+        f"single_instance was given {function!r}, which has no name of its own. Named after the"
+        f" class {type(_underlying(function)).__qualname__}, all its objects would share one lock."
+        " Give the lock a name: single_instance('name')."
+    )
 
 
 def namings(name: str | None, options: JobOptions, function: Callable[..., Any], job: str) -> Named:

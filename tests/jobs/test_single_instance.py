@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import io
 import json
 import logging
@@ -15,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from celery import shared_task
 from django.core.management import CommandError, call_command
 from django.core.serializers.json import DjangoJSONEncoder
@@ -115,6 +117,31 @@ async def test_the_lock_is_named_after_the_function_or_its_arguments(
     # A list and a tuple are one name: that is how arguments come back from a queue.
     assert await importer.load("a", "b") == "import:eu:['a', 'b']"
     assert Importer.load.lock_name(importer, "a") == "import:eu:['a']"
+
+
+class Export:
+    """An object that is called like a function."""
+
+    def __call__(self) -> str:
+        return "exported"
+
+
+async def asend() -> None:
+    """A coroutine function for blocking code."""
+
+
+@pytest.mark.parametrize("made", [Export(), functools.partial(Export())], ids=["object", "partial"])
+def test_an_object_without_a_name_of_its_own_needs_one_given(made: Any) -> None:
+    for decorator in (single_instance, single_instance(ttl=60)):
+        with pytest.raises(TypeError, match="the class Export, all its objects would share one"):
+            decorator(made)
+    assert single_instance("export")(made).lock_name() == "export"
+    assert single_instance(limits=[Limit("export", 2)])(made).lock_name() == "export"
+
+
+def test_two_coroutine_functions_for_blocking_code_have_two_names() -> None:
+    names = [single_instance(async_to_sync(one)).lock_name() for one in (asend, aload)]
+    assert names == [f"{__name__}.asend", f"{__name__}.aload"]
 
 
 # --- a run that is skipped ------------------------------------------------------------------------
