@@ -197,8 +197,11 @@ def is_awaited(function: Callable[..., Any]) -> bool:
 
 def generates(function: Callable[..., Any]) -> bool:
     """Whether a call runs nothing of its body; also if contextlib.contextmanager is over it."""
-    if getattr(function, "__globals__", {}).get("__name__") == "contextlib":
-        function = inspect.unwrap(function)
+    # Only a wrapper of contextlib: another one may call list(), and return when all is done.
+    while getattr(function, "__globals__", {}).get("__name__") == "contextlib":
+        if not hasattr(function, "__wrapped__"):  # One of its own functions.
+            break
+        function = function.__wrapped__
     return any(
         inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one)
         for one in (function, type(function).__call__)

@@ -17,7 +17,7 @@ from tests.support.processes import python
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.backends import Place
     from tests.support.ways import Way
@@ -414,6 +414,24 @@ def test_a_context_manager_is_refused_as_its_body_runs_later(
 
     made = manager(numbers if manager is contextlib.contextmanager else anumbers)
     assert "its body runs after the call" in refused(lambda: distributed_lock("report")(made))
+
+
+def test_a_function_that_ends_a_generator_itself_may_stand_under_a_context_manager(
+    place: Place,
+) -> None:
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:  # Its objects decorate functions, as transaction.atomic does.
+        yield
+
+    def listed(generate: Callable[[], Any]) -> Callable[[], Any]:
+        return functools.wraps(generate)(lambda: list(generate()))
+
+    @block()
+    @listed
+    def names() -> Iterator[str]:
+        yield from held_names()
+
+    assert distributed_lock("report")(names)() == ["report"]
 
 
 @pytest.mark.parametrize(
