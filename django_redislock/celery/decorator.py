@@ -455,8 +455,9 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 def _check_body(function: Callable[..., Any]) -> None:
     if runs_later(function):
+        name = getattr(function, "__qualname__", function)
         raise TypeError(
-            f"{function.__qualname__}() cannot be a task: Celery would not wait for its body, and"
+            f"{name}() cannot be a task: Celery would not wait for its body, and"
             " so the lock would not last as long. Make it an ordinary function."
         )
 

@@ -942,6 +942,13 @@ async def draw_async() -> None:
     """Celery cannot run this one."""
 
 
+class AsyncDraw:
+    """Nor its objects."""
+
+    async def __call__(self) -> None:
+        """Draw."""
+
+
 class TestRefusedAtImport:
     """A mistake shows at the line that has it, not when the task first runs."""
 
@@ -1067,8 +1074,17 @@ class TestRefusedAtImport:
 
     @pytest.mark.parametrize(
         "function",
-        [draw_one_by_one, contextmanager(draw_in_turn), markcoroutinefunction(lambda: None)],
-        ids=["async generator", "context manager", "marked as a coroutine function"],
+        [
+            draw_one_by_one,
+            contextmanager(draw_in_turn),
+            markcoroutinefunction(lambda: None),
+            functools.partial(draw_async),
+            AsyncDraw(),
+        ],
+        ids=[
+            *("async generator", "context manager", "marked as a coroutine function"),
+            *("partial of a coroutine function", "object"),
+        ],
     )
     def test_a_function_of_which_nothing_would_run(self, function: Any) -> None:
         with pytest.raises(TypeError, match=r"\(\) cannot be a task"):
