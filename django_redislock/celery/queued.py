@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Reject
 from celery.signals import task_postrun, task_revoked
-from celery.states import RETRY
+from celery.states import RETRY, SUCCESS
 from celery.utils import uuid
 from django.core.exceptions import ImproperlyConfigured
 
@@ -22,6 +22,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE, Deferred
 from django_redislock.celery.message import acks_late, carried, seconds_left
 from django_redislock.exceptions import LockUnavailable
+from django_redislock.jobs.run import RECOGNISED_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -210,14 +211,19 @@ def _retract_ended(sender: Any = None, state: Any = None, retval: Any = None, **
     # Without acks_late the message is acknowledged already, so the broker has none to deliver.
     comes_back = is_given_back and acks_late(sender)
     if state != RETRY and not comes_back and not isinstance(retval, Deferred):
-        _retract_unstarted(sender, sender.request)
+        _retract_unstarted(sender, sender.request, fails=state != SUCCESS)
 
 
-def _retract_unstarted(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
-    """In a worker: a message has expired, or was revoked, before it started."""
+def _retract_unstarted(
+    sender: Any = None, request: Any = None, fails: bool = False, **kwargs: Any
+) -> None:
+    """In a worker: a message has expired, or was revoked, before it started; or else it *fails*."""
     ours = hasattr(sender, "single_instance_options")
     if ours and (name := carried(request.headers).get("queued")):
-        retract(sender, name, request.id)
+        # A second delivery of a message that was worked off is executed if the first has failed.
+        keeps = fails and acks_late(sender)
+        keep = sender.redelivered_after + RECOGNISED_FOR if keeps else 0.0
+        retract(sender, name, request.id, keep=keep)
 
 
 def hear_ends() -> None:

@@ -140,11 +140,6 @@ _NO_FAILURES: dict[RunOutcome, tuple[type[Exception], ...]] = {
 }
 
 
-def _is_requeued(error: BaseException) -> bool:
-    """Whether a message that Celery has not acknowledged before its run goes back to the broker."""
-    return bool(error.requeue) if isinstance(error, Reject) else not isinstance(error, Exception)
-
-
 class TaskRun(JobRun):
     """One run of a single-instance task."""
 
@@ -554,7 +549,7 @@ class TaskRun(JobRun):
         # queued._retract_ended() hears of it.
         fails = isinstance(error, Exception) and not isinstance(error, TaskPredicate)
         if not (fails and self._announced_as):
-            self._retract_call(takes=starts, again=error is not None and _is_requeued(error))
+            self._retract_call(takes=starts, fails=error is not None)
         if self._turn or "ticket" in carried(self.request.headers):
             line.leave(self.task, self._line, self.id)
             carry(self.request, ticket=None, line=None)
@@ -566,7 +561,7 @@ class TaskRun(JobRun):
         # them back, such as a list for a tuple.
         return carried(self.request.headers).get("queued") if self.delivered else None
 
-    def _retract_call(self, *, takes: bool = False, again: bool = False) -> None:
+    def _retract_call(self, *, takes: bool = False, fails: bool = False) -> None:
         """Let its call stand for no others.
 
         With acks_late the server keeps the last call's arguments while the broker may deliver the
@@ -574,11 +569,11 @@ class TaskRun(JobRun):
 
         Args:
             takes: Whether the run gets them: its body starts, or Celery may retry it.
-            again: Whether the run has ended, and its message goes back to the broker.
+            fails: Whether the run has ended by an exception, so that a second delivery is executed.
         """
         if not (name := self._announced_as or self._arguments_of):
             return
-        keep = self.marker.recognised_for if (takes or again) and acks_late(self.task) else 0.0
+        keep = self.marker.recognised_for if (takes or fails) and acks_late(self.task) else 0.0
         last = queued.retract(self.task, name, self.id, keep=keep)
         carry(self.request, queued=None)
         self._arguments_of = name if last and keep else None

@@ -292,7 +292,13 @@ def queued(key: str, **how: Any) -> str:
     ttl=6,
 )
 def queued_newest(
-    key: str, what: str, *, fail: bool = False, reject: bool = False, **how: Any
+    key: str,
+    what: str,
+    *,
+    fail: bool = False,
+    reject: bool = False,
+    crash: bool = False,
+    **how: Any,
 ) -> str:
     """Wait in the queue once, and run with what the last call says."""
     request = queued_newest.request
@@ -302,7 +308,10 @@ def queued_newest(
         raise queued_newest.retry(countdown=0)
     if reject and not request.delivery_info["redelivered"]:
         raise Reject("as asked", requeue=True)
-    return work(key, **how)
+    result = work(key, **how)
+    if crash and not request.delivery_info["redelivered"]:
+        raise ValueError("as asked")
+    return result
 
 
 @single_instance_task(
@@ -425,6 +434,11 @@ class Refusing(Task):  # type: ignore[misc] # Celery has no types
 @single_instance_task(base=Refusing, key="{key}", unique_queued=True)
 def queued_refusing(key: str) -> None:
     """Wait in the queue once, and fail before the run."""
+
+
+@single_instance_task(base=Refusing, key="{key}", unique_queued="newest", acks_late=True)
+def queued_newest_refusing(key: str, what: str) -> None:
+    """As queued_refusing, with what the last call says."""
 
 
 class Ignoring(Task):  # type: ignore[misc] # Celery has no types
