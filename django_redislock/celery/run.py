@@ -575,8 +575,9 @@ class TaskRun(JobRun):
             return
         keep = self.marker.recognised_for if (takes or fails) and acks_late(self.task) else 0.0
         last = queued.retract(self.task, name, self.id, keep=keep)
-        carry(self.request, queued=None)
-        self._arguments_of = name if last and keep else None
+        if last is not None:  # Else the end of the run tries again, or its next delivery does.
+            carry(self.request, queued=None)
+            self._arguments_of = name if last and keep else None
         if last and takes:
             self._take(last)
         if last is None and takes and self.options.unique_queued == NEWEST:

@@ -298,6 +298,39 @@ class TestWithWorker:
         assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
         assert own_stage.count(key, "start") == 2
 
+    @pytest.mark.parametrize("task", ["queued", "queued_newest"])
+    @pytest.mark.parametrize("ends", ["well", "badly"])
+    def test_a_call_of_whose_start_the_server_was_not_told_is_forgotten_at_its_end(
+        self,
+        own_stage: Stage,
+        settings: Any,
+        make_server: MakeServer,
+        make_proxy: MakeProxy,
+        task: str,
+        ends: str,
+    ) -> None:
+        server = make_server()
+        proxy = make_proxy(server)
+        own_stage.redislock["default"]["LOCATION"] = proxy.url
+        own_stage.start()
+        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+        key, call = own_stage.key(), own_stage.task(task)
+        args = (key, "what") if task == "queued_newest" else (key,)
+        rule = proxy.rule_for_script(scripts.RETRACT.sha, "cut_before", times=None)
+        fails = "crash" if task == "queued_newest" else "fail"
+        first = call.delay(*args, hold=True, **{fails: ends == "badly"})
+        own_stage.wait_for(key, "start")
+        assert call.delay(*args).id == first.id, "it is dropped"
+        assert rule.hits
+        proxy.clear_rules()
+        own_stage.open_gate(key)
+        first.get(timeout=PATIENCE, propagate=False)
+
+        def another_is_published() -> bool:
+            return bool(call.delay(*args).id != first.id)
+
+        wait_until(another_is_published, PATIENCE, "another call is published", every=0.02)
+
     def test_a_call_that_its_ending_process_takes_along_is_forgotten(
         self, own_stage: Stage
     ) -> None:
