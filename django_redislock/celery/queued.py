@@ -45,6 +45,8 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
         task.app.conf.task_always_eager
         or options.get("retries")
         or "tries" in carried(options.get("headers"))  # A deferred run.
+        # Else the caller of a plain delay() might wait for a result that is not kept.
+        or options.get("ignore_result") not in {None, bool(task.ignore_result)}
         or any(options.get(name) for name in _DEPENDENTS)
     )
 

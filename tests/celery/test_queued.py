@@ -193,6 +193,18 @@ class TestWithoutWorker:
         queued.apply_async((key,), link=append.s(1))
         assert waiting(own_stage) == 3
 
+    @pytest.mark.parametrize("by_task", [False, True])
+    def test_a_call_whose_result_is_kept_and_one_whose_is_not_stand_for_none_of_the_other_kind(
+        self, own_stage: Stage, by_task: bool
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task("queued_quiet" if by_task else "queued")
+        other = task.apply_async((key,), ignore_result=not by_task)
+        first = task.delay(key)
+        assert first.id != other.id
+        assert task.apply_async((key,), ignore_result=not by_task).id != first.id
+        assert task.apply_async((key,), ignore_result=by_task).id == first.id
+        assert waiting(own_stage) == 3
+
     def test_send_task_is_no_way_to_break_it(self, own_stage: Stage) -> None:
         key = own_stage.key()
         own_stage.app.send_task(own_stage.task("queued").name, (key,))

@@ -284,6 +284,12 @@ def queued(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}", unique_queued=True, ignore_result=True)
+def queued_quiet(key: str, **how: Any) -> str:
+    """Wait in the queue once, and have no result."""
+    return work(key, **how)
+
+
 @single_instance_task(
     key="{key}",
     unique_queued="newest",
