@@ -507,8 +507,8 @@ def announce(
         arguments: With which the call that stands for this one is to run; retract() returns them.
             b"" leaves that call its own. b"-" means too long to keep, so no call stands for this
             one.
-        task: The name of its task. A call of another task, with the same lock, neither stands for
-            this one nor makes way for it.
+        task: The name of its task, with its limits if they must be the same. A call with another
+            one, under the same lock, neither stands for this one nor makes way for it.
         using: The alias of the lock.
 
     Returns:
