@@ -288,7 +288,7 @@ def yield_nothing(lease: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("callback", [warn_nobody, yield_nothing, partial(warn_nobody), None])
-def test_a_callback_that_would_do_nothing_is_refused(callback: Any) -> None:
+def test_a_callback_that_would_do_nothing_is_refused(callback: Any, locks: Locks) -> None:
     leader = leadership("leader", max_silence=60)
     with distributed_lock("lottery") as one, distributed_lock("a", "b") as joint, leader as term:
         for register in (one.on_lost, joint.on_lost, term.on_lost):

@@ -292,25 +292,44 @@ def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_
         caller.release(waiter)
 
 
-@pytest.mark.proves("R13")
-def test_r13_a_node_without_the_hostname_that_is_preferred_keeps_its_locks_available(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str, caller: Caller
-) -> None:
+@pytest.fixture
+def nameless(make_cluster: MakeCluster, settings: Settings, key_prefix: str) -> Cluster:
+    """A cluster whose nodes lack the hostname that is preferred, so each says: MOVED to "?"."""
     cluster = make_cluster("redis")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     for server in cluster.servers:
         with server.client() as client:
             client.config_set("cluster-preferred-endpoint-type", "hostname")
     for server in cluster.servers:
-        with caller.block(distributed_lock(cluster.name_on(server))):
+        with distributed_lock(cluster.name_on(server)):
             pass
-    name = "lottery"
-    source = cluster.owner_node(name)
-    with caller.block(distributed_lock(name)):
+    return cluster
+
+
+@pytest.mark.proves("R13")
+@pytest.mark.parametrize("names", [["lottery"], ["lottery", "report"]], ids=len)
+def test_r13_a_node_without_the_hostname_that_is_preferred_keeps_its_locks_available(
+    nameless: Cluster, caller: Caller, names: list[str]
+) -> None:
+    lock = distributed_lock(*names)
+    source = nameless.owner_node("lottery")
+    with caller.block(lock):
         pass
-    cluster.move(name, another(cluster, source))  # The source says: MOVED to "?".
-    with caller.block(distributed_lock(name)):
-        pass
+    nameless.move("lottery", another(nameless, source))
+    with caller.block(lock):
+        nameless.move("lottery", source)
+    assert not any(distributed_lock(name).locked() for name in names)
+
+
+def test_a_look_follows_a_lock_to_a_node_that_the_one_before_cannot_name(nameless: Cluster) -> None:
+    source = nameless.owner_node("lottery")
+    with distributed_lock("lottery") as lease:
+        nameless.move("lottery", another(nameless, source))
+        assert [one.id for one in held.list()] == [lease.id]
+        nameless.move("lottery", source)
+        found = held.get("lottery")
+        assert found is not None
+        assert found.id == lease.id
 
 
 @pytest.mark.proves("P6", "R14")

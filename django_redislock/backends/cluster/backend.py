@@ -15,7 +15,7 @@ from redis.connection import parse_url
 from django_redislock import clock, humanize, process
 from django_redislock.backends.base import Backend, Indexed
 from django_redislock.backends.cluster import examination
-from django_redislock.backends.cluster.node import Node, check_node
+from django_redislock.backends.cluster.node import Node, check_node, turned_away_by
 from django_redislock.backends.cluster.sessions import AsyncClusterSession, ClusterSession
 from django_redislock.backends.cluster.slots import Slots
 from django_redislock.backends.redis.calling import trouble_of
@@ -183,7 +183,7 @@ class ClusterBackend(Backend):
                     if redirection and redirection.asking:
                         asked = self.slots.node(redirection).call_asking(calls[number])
                         outcomes[number] = asked
-                    elif redirection:
+                    elif redirection or turned_away_by(outcome):
                         moved.append(number)
             left = moved
         return [outcomes[number] for number in range(len(calls))]

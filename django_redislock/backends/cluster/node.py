@@ -82,8 +82,8 @@ class Node(Server):
     def _in_its_words(self, outcomes: list[Outcome]) -> list[Outcome]:
         """Make redirections quote the node, without the advice to use ClusterBackend."""
         for outcome in outcomes:
-            if isinstance(outcome, Refused) and self.redirection(outcome):
-                outcome.problem = str(outcome.__cause__)
+            if isinstance(outcome, Refused) and (error := turned_away_by(outcome)):
+                outcome.problem = str(error)
         return outcomes
 
     def call_asking(self, call: Call) -> Outcome:

@@ -102,7 +102,8 @@ class _OfNode(ABC):
             answers: list[Outcome] = yield partial(self._to(node).call_all, some)
             for number, call, outcome in zip(numbers, some, answers, strict=True):
                 outcomes[number] = outcome
-                if not isinstance(outcome, Answer) and self._slots.judge(node, call, outcome):
+                redirection = self._slots.judge(node, call, outcome)
+                if redirection or turned_away_by(outcome):
                     try:
                         outcomes[number] = yield from self._call(call)
                     except (Unanswered, Refused) as trouble:
