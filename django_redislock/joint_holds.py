@@ -80,6 +80,16 @@ class Part(Holds):
         """Whether it need not be asked for: it was granted, and is not known to be lost."""
         return self.is_nested or self.hold.may_be_held
 
+    def ensure_nested(self) -> None:
+        """Ensure that the lease which it has taken already was not lost during a wait.
+
+        Raises:
+            LockLost: It was lost.
+        """
+        if self.is_nested and not self.hold.may_be_held:
+            assert self.hold.lease is not None
+            raise self.hold.lease.state.loss(self.hold.backend.clock())
+
     def nest(self) -> None:
         """Take the lease that this thread or asyncio task has already, if it may.
 
@@ -124,12 +134,15 @@ class Part(Holds):
         if lease.state.await_others():
             self._look_now(lease)
 
-    def beginning(self) -> Flow[None]:
-        """All are held: let max_hold and renew count from now on, with a whole ttl."""
+    def beginning(self, until: float) -> Flow[None]:
+        """All are held: let max_hold and renew count from now on, with a whole ttl.
+
+        If the server does not answer, it is asked until *until*.
+        """
         lease, terms = self.hold.lease, self.hold.terms
         assert lease is not None
         lease.state.begin(self.hold.backend.clock(), terms.max_hold, terms.renew)
-        yield from lease.renewing(None)
+        yield from lease.renewing(None, until)
         self._look_now(lease)
 
     def _look_now(self, lease: Lease) -> None:
@@ -238,6 +251,8 @@ class JointHolds(Holds):
         is_bounded = not hold.terms.renew or hold.terms.max_hold < math.inf
         queues = has_waited = False
         while True:
+            for part in hold.parts:
+                part.ensure_nested()
             lacking = _from_first_lacking(hold.parts)
             if not lacking and not has_waited:
                 return None
@@ -263,8 +278,10 @@ class JointHolds(Holds):
 
     def _begin(self, hold: Hold, started: float) -> Flow[None]:
         """Let max_hold and renew of all parts count from now on. A part may be lost after that."""
+        until = min(started + hold.terms.wait, hold.backend.clock() + hold.terms.unavailable_after)
+        own = [part for part in hold.parts if not part.is_nested]
         try:
-            yield from together([part.beginning() for part in hold.parts if not part.is_nested])
+            yield from together([part.beginning(until) for part in own])
         except LockLost:
             return  # It is lacking, and taken again.
         except LockUnavailable as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -84,8 +85,8 @@ class JointLease(Lease):
         for part in self._parts:
             part.on_endangered(tell, left)
 
-    def renewing(self, ttl: float | None) -> Flow[None]:
-        yield from together([part.renewing(ttl) for part in self._parts])
+    def renewing(self, ttl: float | None, until: float = -math.inf) -> Flow[None]:
+        yield from together([part.renewing(ttl, until) for part in self._parts])
 
     def _hand_over(self, within: float | timedelta) -> NoReturn:
         raise misuse.is_joint(self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from os import urandom
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
@@ -489,8 +490,8 @@ class Lease:
         backend.lost(self, reason, at_release=True)
         raise state.loss(backend.clock())
 
-    def renewing(self, ttl: float | None) -> Flow[None]:
-        """The flow of renew(). For the package itself."""
+    def renewing(self, ttl: float | None, until: float = -math.inf) -> Flow[None]:
+        """The flow of renew(). It asks a silent server until *until*. For the package itself."""
         backend = self._backend
         try:
             renewal = self.state.renewal(backend.clock(), ttl)
@@ -498,7 +499,7 @@ class Lease:
             backend.note_expiry(self)
             raise
         timeout = backend.operation_timeout(self.ttl)
-        answer = yield from flows.answer_to_renewal(renewal, timeout)
+        answer = yield from flows.answer_to_renewal(renewal, timeout, until)
         try:
             self.state.answered(renewal, answer, backend.clock())
         except LockLost as lost:

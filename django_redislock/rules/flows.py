@@ -691,13 +691,15 @@ def result_of(call: Call) -> Flow[Any]:
     return answer.value
 
 
-def answer_to_renewal(renewal: Renewal, operation_timeout: float) -> Flow[Answer]:
-    """Ask for a renewal. :meth:`LeaseState.answered` says what the answer means.
+def answer_to_renewal(
+    renewal: Renewal, operation_timeout: float, until: float = -math.inf
+) -> Flow[Answer]:
+    """Ask for a renewal as answer_to(). :meth:`LeaseState.answered` says what the answer means.
 
     Raises:
-        LockUnavailable: The server refused, or did not answer twice.
+        LockUnavailable: The server refused, or did not answer.
     """
-    return (yield from answer_to(renewal_call(renewal, ONE_TRY * operation_timeout)))
+    return (yield from answer_to(renewal_call(renewal, ONE_TRY * operation_timeout), until))
 
 
 def answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:

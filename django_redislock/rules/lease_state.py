@@ -329,7 +329,7 @@ class LeaseState:
         self.began_after = now - self.granted_at
         self.auto_renew = renew
         self.hold_until = now + max_hold
-        self._end_by_max_hold(self.ttl)
+        self._end_by_max_hold(min(self.ttl, max_hold))
 
     def _end_by_max_hold(self, ttl: float) -> None:
         # A renewal from now on lets it end by then on the server too.
@@ -392,9 +392,9 @@ class LeaseState:
         # The ttl counts from the sending, not from the answer (R2). But sending may have come late,
         # and a later renewal ends the lease at max_hold: hence min(). The answer to a later renewal
         # may have come before this one: hence max().
-        end = min(answer.sent + renewal.ttl, self.hold_until)
-        self.deadline = self.ends = max(self.deadline, end - drift(renewal.ttl))
-        self._end_by_max_hold(renewal.ttl)  # Another thread may have called begin() meanwhile.
+        ttl = min(renewal.ttl, self.hold_until - answer.sent)
+        self.deadline = self.ends = max(self.deadline, answer.sent + ttl - drift(ttl))
+        self._end_by_max_hold(ttl)  # Another thread may have called begin() meanwhile.
         self.renewals += renewal.renewals > CONFIRMS
 
     def unanswered(self) -> bool:

@@ -22,6 +22,7 @@ from django_redislock import (
 )
 from django_redislock.rules import scripts
 from django_redislock.rules.lease_state import certain_for
+from tests.contract.test_signals import received
 from tests.support.matrix import MEMORY, everywhere, in_turn, needs_scripts, places
 from tests.support.others import held_by_other
 from tests.support.servers import KIND
@@ -466,6 +467,54 @@ async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_aga
     assert held.force_release(FROM, first.id)
     await way.release(taken)
     assert await transferring.result()
+
+
+@pytest.mark.proves("P1", "P5")
+@places(KIND, MEMORY)
+@both_ways
+async def test_a_lease_of_an_outer_block_that_was_lost_while_another_lock_was_awaited_raises(
+    way: Way, place: Place
+) -> None:
+    has_run = False
+    taken = distributed_lock(TO, ttl=60)
+    assert await way.acquire(taken)
+
+    async def transfer() -> None:
+        nonlocal has_run
+        async with way.entered(distributed_lock(FROM, reentrant=True, max_hold=0.5)) as outer:
+            leases.append(outer)
+            async with way.entered(distributed_lock(FROM, TO, reentrant=True, wait=HUNG)):
+                has_run = True
+
+    leases: list[Lease] = []
+    transferring = way.start(transfer)
+    await way.until(lambda: (leases and leases[0].lost_reason) or transferring.done())
+    await way.release(taken)
+    with pytest.raises(LockLost, match="max_hold"):
+        await transferring.result()
+    assert not has_run
+    assert await is_locked(way, FROM, TO) == [False, False]
+
+
+def test_a_max_hold_that_is_less_than_the_drift_of_the_ttl_can_be_begun(place: Place) -> None:
+    with (
+        received(signals.lock_lost) as lost,
+        held_by_other(TO, ttl=1),
+        distributed_lock(FROM, TO, ttl=600, max_hold=5, wait=HUNG) as lease,
+    ):
+        assert lease.held
+    assert lost == []
+
+
+def test_when_all_are_held_max_hold_begins_though_the_server_is_silent_for_a_moment(
+    locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy, UNAVAILABLE_AFTER=HUNG)
+    assert not distributed_lock(FROM, TO).locked()  # It has learned the scripts.
+    with held_by_other(TO, ttl=1):
+        proxy.rule_for_script(scripts.RENEW.sha, "cut_before", times=4)
+        with distributed_lock(FROM, TO, ttl=60, max_hold=60, wait=HUNG) as lease:
+            assert lease.held
 
 
 def test_a_lease_without_renewals_does_not_run_out_while_another_lock_is_awaited(
