@@ -308,7 +308,32 @@ def test_a_permit_is_given_back_if_a_hold_or_another_delivery_came_between_look_
     assert poll.hears(after, after, NO_LEASE).asks(scripts.LEAVE) == "abc"
     assert poll.question is not None
     assert b":lock#2\r\n" in poll.question.commands[0]
-    assert poll.hears(1, 1, 1).value[:2] == [word, 900]
+    poll = poll.hears(1, 1, 1)
+    if after is OWN:  # The other one may give its permit back, too.
+        assert poll.asks(scripts.LOOK) == "abc"
+        poll = poll.hears(*permits(OWN, NO_LEASE)).hears(BUSY, BUSY, BUSY)
+    assert poll.value[:2] == [word, 900]
+
+
+@pytest.mark.proves("R1")
+def test_if_both_of_two_deliveries_give_their_permits_back_one_of_them_gets_one() -> None:
+    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
+    poll = poll.hears(b"7", b"7", b"7").hears(OWN, OWN, OWN).hears(1, 1, 1)
+    assert poll.hears(*permits(NO_LEASE, taken())).asks(scripts.ACQUIRE_MARKED) == "abc"
+    assert poll.hears(b"8", b"8", b"8").asks(scripts.LOOK) == "abc"
+    assert poll.hears(taken(), taken(), taken()).value == b"8 1"
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("trouble", [UNREACHED, FORBIDDEN])
+def test_a_permit_whose_second_look_fails_is_asked_for_again_or_undone(trouble: Any) -> None:
+    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
+    poll = poll.hears(b"7", b"7", b"7")
+    with pytest.raises(NoMajority) as caught:
+        poll.hears(trouble, trouble, trouble)
+    answered = caught.value.as_trouble(0.0)
+    assert isinstance(answered, Unanswered)
+    assert not isinstance(answered, NotDone)
 
 
 @pytest.mark.proves("R1")

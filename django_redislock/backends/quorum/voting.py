@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Outcome
 
+MOST_GRANTS = 3  # Of a permit to one vote, if another delivery of its run comes between.
 UNDO_WITHIN = 0.5  # Seconds that giving a minority's grants back may take.
 
 
@@ -90,6 +91,10 @@ class NoMajority(Exception):
         self._problem = problem
         self.is_transient = is_transient
         self._is_done_nowhere = is_done_nowhere
+
+    def after_a_grant(self) -> NoMajority:
+        """The same, but a lease may be left behind: ask again with the same token, or undo it."""
+        return NoMajority(self._problem, is_transient=True)
 
     def as_trouble(self, sent: float) -> Trouble:
         """The trouble for a flow that asked at that time."""
@@ -235,16 +240,39 @@ class Voting:
         return [*(done[0] if done else self._busy(refusals, len(granted)))]
 
     def _acquire_permit(self, call: Call) -> Vote:
-        """Acquire one of several permits: each server alone would choose another one.
-
-        Ask for each permit that looks free, one after the other, in a random order: if all clients
-        began with the first, most would find it taken.
-        """
+        """Acquire one of several permits: each server alone would choose another one."""
         *asked, limit = call.args
-        args = AcquireArgs(*asked)  # type: ignore[arg-type]
+        args, numbers = AcquireArgs(*asked), range(1, int(limit) + 1)  # type: ignore[arg-type]
+        for _ in range(MOST_GRANTS):
+            number, answer = yield from self._ask_for_permits(call, args, numbers)
+            if not number:
+                return answer
+            # Of two that look before either has a permit, the later one sees the other now.
+            others = [one for one in (numbers if _is_run(args) else [1]) if one != number]
+            try:
+                seen = yield from self._permits(call, others)
+            except NoMajority as error:
+                raise error.after_a_grant() from error.__cause__
+            bar = _bar(seen, args)
+            if not bar:
+                return b"%b %d" % (answer, number)
+            yield from self._give_back(call, number)
+            if not _is_own(seen[bar], args):
+                break  # The other delivery may give its permit back, too; a hold stays.
+        return _barred(seen[bar], args)
+
+    def _ask_for_permits(
+        self, call: Call, args: AcquireArgs, numbers: Iterable[int]
+    ) -> Generator[Question, Replies, tuple[int, Any]]:
+        """Ask for each permit that looks free, one after the other.
+
+        The order is random: if all clients began with the first, most would find it taken.
+
+        Returns:
+            The permit and its fence; or 0 and the answer of one server to a try that is refused.
+        """
         marked = scripts.ACQUIRE_MARKED if args.markers else scripts.ACQUIRE
         plain = call._replace(script=marked, args=args)
-        numbers = range(1, int(limit) + 1)
         found = yield from self._permits(call, numbers)
         free = [number for number in numbers if number not in found]
         random.shuffle(free)
@@ -264,23 +292,17 @@ class Voting:
             self._asked = number
             answer = yield from self._acquire(plain._replace(permit=number))
             if answer.__class__ is bytes:
-                # Of two that look before either has a permit, the later one sees the other now.
-                others = numbers if _is_run(args) else range(1, 2)
-                seen = yield from self._permits(call, [one for one in others if one != number])
-                if came_between := _bar(seen, args):
-                    yield from self._give_back(call, number)
-                    return _barred(seen[came_between], args)
-                return b"%b %d" % (answer, number)
+                return number, answer
             self._asked = None
             refusal = read_try(answer)
             if not isinstance(refusal, BusyReply):
-                return answer
+                return 0, answer
             busy.append(refusal)
         if bar:
-            return _barred(found[bar], args)
+            return 0, _barred(found[bar], args)
         if not busy:
-            return [*EndlessReply(b"endless")]
-        return [*min(busy, key=lambda one: int(one.left_ms))]
+            return 0, [*EndlessReply(b"endless")]
+        return 0, [*min(busy, key=lambda one: int(one.left_ms))]
 
     def _permits(
         self, call: Call, numbers: Iterable[int]
