@@ -111,9 +111,11 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
 def _environment() -> dict[str, str]:
     """Our variables, but with the time zone that we were started with: Django has set its own."""
     ours = dict(os.environ)
-    if ours.get("TZ") == settings.TIME_ZONE:
+    if "TZ" in ours and ours["TZ"] == settings.TIME_ZONE:
         with suppress(OSError):  # Only Linux tells what we were started with.
             begun_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+            if not any(one.startswith(b"PATH=") for one in begun_with):
+                return ours  # A long title of the process was written over it.
             del ours["TZ"]
             for one in begun_with:
                 if one.startswith(b"TZ="):

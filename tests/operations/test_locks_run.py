@@ -147,6 +147,33 @@ def test_the_command_has_the_time_zone_that_we_were_started_with(settings: Any, 
     assert (done.stdout, done.stderr) == (f"{zone or 'none'}\n", "")
 
 
+# Of a project without a zone; and as setproctitle does, which moves the environment first.
+WITHOUT_ZONE = "USE_TZ, TIME_ZONE = False, None"
+WITH_A_LONG_TITLE = """
+import ctypes
+TIME_ZONE = "Asia/Tokyo"
+with open("/proc/self/stat") as stat:
+    start, end = map(int, stat.read().rpartition(")")[2].split()[47:49])
+ctypes.memset(start, ord(" "), end - start - 1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells the former value")
+@pytest.mark.parametrize(
+    ("lines", "zone"),
+    [(WITHOUT_ZONE, ""), (WITHOUT_ZONE, "UTC"), (WITH_A_LONG_TITLE, "Asia/Tokyo")],
+    ids=["neither", "of-the-shell", "titled"],
+)
+def test_the_command_starts_whatever_the_settings_do_to_the_time_zone_and_the_title(
+    settings: Any, tmp_path: Path, lines: str, zone: str
+) -> None:
+    (tmp_path / "of_a_project.py").write_text(f"from tests.settings import *\n{lines}\n")
+    line = "$LOCKS run backup -- sh -c 'echo ${TZ-none}'"
+    own = {"DJANGO_SETTINGS_MODULE": "of_a_project", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = as_from_a_shell(line, settings, TZ=zone, **own)
+    assert (done.stdout, done.stderr) == (f"{zone or 'none'}\n", "")
+
+
 def test_the_command_is_told_the_name_as_the_lock_has_it(start: Callable[..., Job]) -> None:
     job = start("cafe\u0301", "--", "sh", "-c", "echo $REDISLOCK_NAME")
     assert job.wait() == 0

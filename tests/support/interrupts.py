@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CALLBACKS = {
     note_collection.__qualname__,
     Loops._forget.__qualname__,  # An event loop has gone, which may be another test's.
+    "finalize.__call__",
     "WeakSet.__init__.<locals>._remove",
     "WeakKeyDictionary.__init__.<locals>.remove",
     "WeakValueDictionary.__init__.<locals>.remove",
