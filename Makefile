@@ -21,7 +21,7 @@ SEED ?= 1
 # tests. Most tests wait for a server. With many more processes, they would wait for a processor
 # instead, of which each process takes six seconds or more to collect the tests. A process that has
 # nothing left to do takes over tests from the one that has most.
-JOBS ?= 12
+JOBS ?= 16
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 --durations-min 5
 # These keep a processor busy. So they run by themselves, in fewer processes.
