@@ -251,14 +251,18 @@ async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Pla
         assert await distributed_lock("lottery", wait=0).alocked() is False
 
 
-@everywhere
-def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(place: Place) -> None:
-    # As Celery's soft time limit and Ctrl-C do: from a signal handler.
-    class Interrupted(Exception):
-        pass
+class Interrupted(Exception):
+    """As Celery's soft time limit and Ctrl-C: raised by a signal handler."""
 
-    with alarm(Interrupted) as set_alarm, held_by_other("lottery"):
-        with pytest.raises(Interrupted):  # noqa: PT012 - it may come at once
+
+# The others are what the connection to a server raises, too.
+@pytest.mark.parametrize("error", [Interrupted, TimeoutError, ConnectionResetError, OSError])
+@everywhere
+def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(
+    place: Place, error: type[Exception]
+) -> None:
+    with alarm(error) as set_alarm, held_by_other("lottery"):
+        with pytest.raises(error):  # noqa: PT012 - it may come at once
             set_alarm(0.1)
             distributed_lock("lottery").acquire()
         assert waiters("lottery") == 0

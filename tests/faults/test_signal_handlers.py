@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db.backends.signals import connection_created
 
-from django_redislock import LockError, distributed_lock, held, signals, transactions
+from django_redislock import (
+    LockError,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    signals,
+    transactions,
+)
 from tests.support.backends import PATIENT, Place
+from tests.support.interrupts import alarm
 from tests.support.matrix import MEMORY, places
 from tests.support.processes import say
 from tests.support.servers import KIND
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Locks, Spawn
+    from tests.support.servers import Server
 
 SIGNALS = 1000  # Enough to meet each mutex: one in fifty found one.
 
@@ -170,3 +179,32 @@ def test_a_handler_may_interrupt_where_new_connections_of_databases_are_listened
             pass
     assert mutex.was_interrupted
     assert not distributed_lock("handler").locked()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_time_limit_that_raises_timeout_error_ends_a_call_to_a_silent_server(
+    locks: Locks, own_server: Server, protocol: int
+) -> None:
+    locks.on(own_server, OPTIONS={"protocol": protocol, "socket_timeout": HUNG})
+    lock = distributed_lock("lottery", ttl=4 * HUNG)
+    lock.acquire()
+    assert lock.lease is not None
+    with alarm(TimeoutError) as set_alarm, own_server.paused():
+        for call in (distributed_lock("other").acquire, lock.locked, lock.lease.renew, held.list):
+            set_alarm(0.1)
+            with pytest.raises(TimeoutError):
+                call()
+
+
+def test_a_server_is_unavailable_also_while_the_error_of_a_handler_is_handled(
+    locks: Locks, own_server: Server
+) -> None:
+    locks.on(own_server)
+    with alarm(ConnectionError) as set_alarm:
+        try:
+            set_alarm(0.01)
+            os_signals.pause()
+        except ConnectionError:
+            own_server.stop()
+            with pytest.raises(LockUnavailable):
+                distributed_lock("lottery", wait=0).acquire()

@@ -25,6 +25,7 @@ from django_redislock.backends.redis.errors import (
     ReplyError,
     described,
     is_transient,
+    pass_on_interrupt,
 )
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules.keys import bucket_of
@@ -320,7 +321,8 @@ def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
     """Why an inquiry has not succeeded within so many seconds; None if it has."""
     try:
         inquiry.result(seconds)
-    except TimeoutError:
+    except TimeoutError as error:
+        pass_on_interrupt(error)
         return redis_errors.ConnectionError("no node of the cluster has answered yet")
     except CLIENT_ERRORS as error:
         return error

@@ -152,10 +152,11 @@ class _Ensemble(ABC, Generic[OneConnection]):
 
     def _fail(self, server: QuorumServer, error: BaseException, sent: float) -> Trouble:
         """Give a connection up."""
+        self._close(server)
+        trouble = trouble_of(error, sent)
         if isinstance(error, TimeoutError):
             server.failed(error)
-        self._close(server)
-        return trouble_of(error, sent)
+        return trouble
 
     def _close(self, server: QuorumServer) -> None:
         connection = self._connections.pop(server, None)

@@ -20,6 +20,7 @@ from django_redislock.backends.redis.errors import (
     described,
     is_transient,
     is_wrong_server,
+    pass_on_interrupt,
     reason_of,
 )
 from django_redislock.backends.redis.protocol import packed
@@ -440,7 +441,11 @@ def trouble_of(error: BaseException, sent: float, *, was_sent: bool = True) -> T
         sent: When the command was sent, or was to be.
         was_sent: Whether all of it was sent, as far as is known. An error reply means that the
             command was not carried out. Any other error means so only if not all of it was sent.
+
+    Raises:
+        BaseException: That of a signal handler, if *error* is one.
     """
+    pass_on_interrupt(error)
     outcome: Trouble
     if is_transient(error):
         is_reply = isinstance(error, ReplyError) and not isinstance(error, NotAcknowledged)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from django_redislock import clock
-from django_redislock.backends.redis.errors import NotSent, ReplyError
+from django_redislock.backends.redis.errors import NotSent, ReplyError, pass_on_interrupt
 from django_redislock.backends.redis.protocol import (
     CHUNK,
     NOTHING,
@@ -181,7 +181,8 @@ class Connection:
         self._limit(seconds)
         try:
             item = self._item()
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on_interrupt(error)
             return None
         if isinstance(item, self._push_type):
             self._pushed(item)

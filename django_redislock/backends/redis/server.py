@@ -11,6 +11,7 @@ from django_redislock.backends.redis.errors import (
     described,
     is_transient,
     is_wrong_server,
+    pass_on_interrupt,
     reason_of,
 )
 from django_redislock.backends.redis.loops import Loops
@@ -160,6 +161,7 @@ class Server:
         try:
             return self._pool.use(work, within)
         except CLIENT_ERRORS as error:
+            pass_on_interrupt(error)
             if last or not is_transient(error):
                 raise LockUnavailable(self._prefix, described(error), reason_of(error)) from error
         return self._with_connection(work, within, last=True)

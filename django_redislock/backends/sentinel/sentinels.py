@@ -20,6 +20,7 @@ from django_redislock.backends.redis.errors import (
     ReplyError,
     described,
     is_transient,
+    pass_on_interrupt,
 )
 from django_redislock.backends.redis.protocol import packed
 
@@ -176,6 +177,7 @@ class Sentinels:
         return Master(address[0].decode(), int(address[1]), int(state[b"config-epoch"]))
 
     def _note(self, inquiry: _Inquiry, address: str, error: Exception) -> None:
+        pass_on_interrupt(error)
         inquiry.errors[address] = error
         if is_transient(error):
             self._unanswered[address] = time.monotonic()
