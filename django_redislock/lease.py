@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from os import urandom
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
@@ -337,7 +338,8 @@ class Lease:
         """Call *callback* with this lease, once, when it is lost; at once if it is lost already.
 
         The callback runs in a thread of its own, so it cannot delay the renewal of other leases. If
-        the lease is lost already, it runs in this thread. What it raises is logged.
+        the lease is lost already, it runs in this thread. What it raises is logged, also by
+        sys.exit(), which cannot end the process from that thread.
 
         Raises:
             TypeError: *callback* is no function, or a coroutine or generator function.
@@ -406,12 +408,7 @@ class Lease:
                 callback = self._callbacks.pop(0)
             except IndexError:
                 return  # Another thread was faster.
-            try:
-                callback(self)
-            except Exception:
-                logger.exception(
-                    "An on_lost callback of lock %r failed", self.name, extra=logs.of(self)
-                )
+            self._call(callback, "on_lost")
 
     def raise_alarm(self, alarm: Alarm) -> None:
         """Tell of a danger, by the callback or the signal. For the package itself."""
@@ -420,12 +417,17 @@ class Lease:
             news = {"lease": self, "left": left, "template": self.template}
             signals.lease_endangered.send_robust(sender=type(self), **news)
             return
+        self._call(alarm.callback, "on_endangered")
+
+    def _call(self, callback: Callable[[Lease], object], of: str) -> None:
         try:
-            alarm.callback(self)
-        except Exception:
-            logger.exception(
-                "An on_endangered callback of lock %r failed", self.name, extra=logs.of(self)
-            )
+            callback(self)
+        except (Exception, SystemExit) as error:
+            # In the main thread, a handler of SIGTERM may have raised it. In any other it would end
+            # nothing but that thread, without a word.
+            if isinstance(error, SystemExit) and current_thread() is main_thread():
+                raise
+            logger.exception("An %s callback of lock %r failed", of, self.name, extra=logs.of(self))
 
     def _is_in_doubt(self) -> bool:
         return self.state.is_in_doubt(self._backend.clock())

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import pickle
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, distributed_lock, held, leadership
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held, leadership, signals
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
 from django_redislock.rules.lease_state import Renewal
@@ -386,6 +387,26 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
     assert "on_lost callback of lock 'lottery' failed" in caplog.text
     assert "ZeroDivisionError: of the callback" in caplog.text
     lease.on_lost(fail)  # Nor when it is called at once.
+
+
+@everywhere
+def test_an_on_lost_that_calls_sys_exit_is_logged_and_stops_nobody(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+    lock = distributed_lock("lottery", ttl=1, renew=False)
+    assert lock.acquire()
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(lambda lease: sys.exit("of the callback"))
+    lease.on_lost(told.append)
+    signals.lock_lost.connect(note := lambda **news: told.append(news["lease"]))
+    try:
+        wait_until(lambda: told == [lease, lease])
+    finally:
+        signals.lock_lost.disconnect(note)
+    assert "on_lost callback of lock 'lottery' failed" in caplog.text
+    assert "SystemExit: of the callback" in caplog.text
 
 
 @both_ways
