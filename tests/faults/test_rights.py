@@ -24,6 +24,7 @@ from django_redislock.rules.options import Options
 from tests.support.backends import PATIENT, UNHURRIED
 from tests.support.faults import hands_over, lease_of, takes
 from tests.support.matrix import everywhere, only_redis
+from tests.support.orders import OnPurpose
 from tests.support.others import add_rival, hold, queued, rival
 from tests.support.stored import (
     NAME,
@@ -125,6 +126,10 @@ def test_r13_a_password_that_changes_is_refused_on_the_next_connection(
     caller.release(lock)
 
 
+class NoToken(Exception):
+    """As of a cloud's client: no error of redis-py or of a socket."""
+
+
 class Credentials(CredentialProvider):
     """Hands out a token, as a cloud's client does, until it expires and another one counts."""
 
@@ -135,10 +140,17 @@ class Credentials(CredentialProvider):
 
     def get_credentials(self) -> tuple[str, str]:
         self.asked += 1
+        if not self._token:
+            raise NoToken("no token")
         return USER, self._token
 
     async def get_credentials_async(self) -> tuple[str, str]:
         return self.get_credentials()
+
+    def fail(self) -> None:
+        """Let there be no tokens any more, and end all connections."""
+        self._token = ""
+        self._redis.execute_command("CLIENT", "KILL", "USER", USER)
 
     def expire(self) -> None:
         """Let the server know a new token only, and end all connections that the old one began."""
@@ -171,6 +183,30 @@ def test_credentials_that_expire_cost_no_lease_and_no_waiter_its_turn(
     credentials.expire()
     assert caller.acquire(lock)  # Its connection was idle, so it is noticed now that it is cut.
     caller.release(lock)
+
+
+@pytest.mark.waits
+def test_a_provider_that_fails_makes_the_lock_unavailable(
+    caller: Caller, account: Account, locks: Locks
+) -> None:
+    credentials = Credentials(locks)
+    locks.configure(LOCATION=locks.server.url, OPTIONS={"credential_provider": credentials})
+    lock = distributed_lock(NAME, wait=0.1)
+    assert caller.acquire(lock)
+    caller.release(lock)
+    credentials.fail()
+    with pytest.raises(LockUnavailable, match="no token"):
+        caller.acquire(lock)
+
+
+def test_a_provider_that_fails_masks_no_exception_of_the_body(
+    account: Account, locks: Locks
+) -> None:
+    credentials = Credentials(locks)
+    locks.configure(LOCATION=locks.server.url, OPTIONS={"credential_provider": credentials})
+    with pytest.raises(OnPurpose), distributed_lock(NAME, ttl=1):  # noqa: PT012
+        credentials.fail()
+        raise OnPurpose
 
 
 # Rights

@@ -21,11 +21,12 @@ import redis.asyncio
 from redis import exceptions as redis_errors
 from redis.asyncio.connection import parse_url as async_parse_url
 from redis.connection import parse_url
+from redis.credentials import CredentialProvider
 
 from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.async_connection import AsyncConnection
 from django_redislock.backends.redis.connection import Connection
-from django_redislock.backends.redis.errors import NoResp3, TooOld
+from django_redislock.backends.redis.errors import CLIENT_ERRORS, NoResp3, TooOld
 from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ class Dialer:
         self._async = {**common, **async_parse_url(url), **_OURS}
         self._sync_class = self._sync.pop("connection_class", redis.Connection)
         self._async_class = self._async.pop("connection_class", redis.asyncio.Connection)
+        if options.get("credential_provider") is not None:
+            credentials = _Credentials(options["credential_provider"])
+            self._sync["credential_provider"] = self._async["credential_provider"] = credentials
         self._sync_class(**self._sync)
         self.timeout: float | None = self._sync.get("socket_timeout")
         self.protocol: int = self._sync["protocol"]
@@ -276,6 +280,33 @@ def _check_hello(error: BaseException) -> None:
         or ("hello" in text and ("unknown" in text or "unsupported" in text))
     ):
         raise NoResp3(_NO_RESP3) from error
+
+
+class _Credentials(CredentialProvider):
+    """A provider of the user's. Whatever it raises is an error of the connection."""
+
+    def __init__(self, provider: CredentialProvider) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except CLIENT_ERRORS:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+
+    async def get_credentials_async(self) -> Any:
+        try:
+            return await self._provider.get_credentials_async()
+        except CLIENT_ERRORS:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+
+
+def _failed(error: Exception) -> redis_errors.ConnectionError:
+    return redis_errors.ConnectionError(str(error) or type(error).__name__)
 
 
 class _Packer:
