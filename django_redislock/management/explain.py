@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError
-from django.utils.timezone import localtime
 
 from django_redislock import held, task_runs
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
-from django_redislock.humanize import counted, duration, visible
+from django_redislock.humanize import counted, duration, local_time, visible
 from django_redislock.management import aliases
 from django_redislock.management.console import FOUND, USAGE, finish
 from django_redislock.management.terminal import pasteable
@@ -395,6 +394,6 @@ def _deferred(owner: Owner) -> str:
 def _time(at: float) -> str:
     """A time in the current time zone. Anybody may have written it, so it may be any number."""
     try:
-        return f"{localtime(datetime.fromtimestamp(at, UTC)):%Y-%m-%d %H:%M:%S}"
+        return f"{local_time(at):%Y-%m-%d %H:%M:%S}"
     except (OverflowError, ValueError, OSError):
         return "a time that no calendar has"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+import time
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
-from django.utils.timezone import localtime
 
 from django_redislock import held
 from django_redislock.exceptions import LockTimeout
-from django_redislock.humanize import duration, visible
+from django_redislock.humanize import duration, local_time, visible
 from django_redislock.management.console import FOUND, USAGE, operator
 from django_redislock.management.sigterm import release_on_sigterm
 from django_redislock.management.terminal import pasteable
@@ -103,5 +102,5 @@ def _hold(console: Console, name: str, lasts: float, reason: str, using: str) ->
 def _until(seconds: float | None) -> str:
     """When a hold ends, if it has so many seconds left."""
     left = seconds or 0.0
-    ends = localtime(datetime.fromtimestamp(datetime.now(UTC).timestamp() + left, UTC))
+    ends = local_time(time.time() + left)
     return f"until {ends:%Y-%m-%d %H:%M:%S}, for {duration(left)}"

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, overload
 
-from django.utils.timezone import localtime
-
-from django_redislock.humanize import duration, visible
+from django_redislock.humanize import duration, local_time, visible
 from django_redislock.management.table import indented, table
 
 if TYPE_CHECKING:
@@ -53,7 +50,7 @@ def moment(at: float | None, *, iso: bool = True) -> str | None:
     if at is None:
         return None
     try:
-        there = localtime(datetime.fromtimestamp(at, UTC))
+        there = local_time(at)
     except (OverflowError, ValueError, OSError):
         return None if iso else "after the year 9999"
     return there.isoformat(*(("T", "milliseconds") if iso else (" ", "seconds")))

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -281,6 +282,22 @@ def test_the_command_holds_shows_refuses_and_ends(locks: Locks) -> None:
     assert says.endswith("by manage.py locks: DB upgrade.")
     assert locks_command("unhold", "lottery") == (0, "No longer held: lottery.\n")
     assert locks_command("unhold", "lottery") == (1, "No operator holds lottery.")
+
+
+@pytest.mark.django_db
+def test_without_a_time_zone_in_the_settings_commands_tell_times_in_that_of_the_system(
+    locks: Locks, settings: Any
+) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, None
+    status, says = locks_command("hold", "lottery", "--for", "2h")
+    assert (status, says[:20]) == (0, "Held: lottery, until")
+    shown = json.loads(locks_command("show", "lottery", "--json")[1])
+    taken = datetime.fromisoformat(shown["taken_at"])
+    assert taken.utcoffset() == taken.astimezone().utcoffset()
+    for act in ("show", "explain"):
+        status, says = locks_command(act, "lottery")
+        assert status == 0
+        assert f"{taken:%F %H:%M}" in says
 
 
 @pytest.mark.django_db
