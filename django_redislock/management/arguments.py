@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from argparse import SUPPRESS, ArgumentTypeError
+from argparse import SUPPRESS, Action, ArgumentError, ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandParser
@@ -37,6 +37,16 @@ ONCE_DEFAULTS: dict[str, Any] = {
     "search": "",
     "limit": 1000,
 }
+
+
+class Given(Action):
+    """A text that is not empty: that of an unset variable would choose all, or the default."""
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option: Any = None) -> None:
+        """Keep the text."""
+        if not values:
+            raise ArgumentError(self, "it is empty; leave the option out if that is meant.")
+        setattr(namespace, self.dest, values)
 
 
 class ActParser(CommandParser):
@@ -83,7 +93,11 @@ def add_acts(parser: CommandParser, version: str) -> None:
     _add_choices(act)
     act.add_argument("--state", default="", choices=held.STATES, help="in this state: %(choices)s")
     act.add_argument(
-        "--search", default="", metavar="TEXT", help="with this in the name or in the holder"
+        "--search",
+        action=Given,
+        default="",
+        metavar="TEXT",
+        help="with this in the name or in the holder",
     )
     act.add_argument(
         "--limit", type=_limit, default=1000, metavar="N", help="how many at most (1000)"
@@ -173,7 +187,11 @@ def add_acts(parser: CommandParser, version: str) -> None:
         " of jobs, and the findings of doctor.",
     )
     act.add_argument(
-        "--output", default="", metavar="FILE", help="write them there, in one step; print nothing"
+        "--output",
+        action=Given,
+        default="",
+        metavar="FILE",
+        help="write them there, in one step; print nothing",
     )
     act.add_argument(
         "--limit",
@@ -231,6 +249,7 @@ def _add_once(add_act: Callable[..., CommandParser]) -> None:
     _add_rows(act)
     act.add_argument(
         "--search",
+        action=Given,
         default="",
         metavar="TEXT",
         help="with this in the name of the lock, the task or its id",
@@ -280,7 +299,12 @@ def add_run(acts: Any, version: str) -> CommandParser:
     )
     act.set_defaults(grace=10.0, busy_exit=BUSY)
     act.add_argument(
-        "--using", "--alias", dest="alias", default=SUPPRESS, help="an alias of REDISLOCK (default)"
+        "--using",
+        "--alias",
+        action=Given,
+        dest="alias",
+        default=SUPPRESS,
+        help="an alias of REDISLOCK (default)",
     )
     act.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
     _add_djangos(act, version)
@@ -315,7 +339,10 @@ def _spelled(seconds: float) -> str:
 def _add_common(parser: CommandParser) -> None:
     # They may stand before or after the act. Without SUPPRESS the act's default would win.
     parser.add_argument(
-        "--alias", default=SUPPRESS, help="only the locks of this alias of REDISLOCK"
+        "--alias",
+        action=Given,
+        default=SUPPRESS,
+        help="only the locks of this alias of REDISLOCK",
     )
     parser.add_argument(
         "--json", action="store_true", default=SUPPRESS, help="print JSON, for programs"
@@ -336,9 +363,12 @@ def _add_djangos(act: CommandParser, version: str) -> None:
 
 
 def _add_choices(act: CommandParser) -> None:
-    act.add_argument("--host", default="", help="held from this host")
-    act.add_argument("--task", default="", help="held by runs of this task, by its full name")
-    act.add_argument("--prefix", default="", help="with a name that begins like this")
+    for option, does in (
+        ("--host", "held from this host"),
+        ("--task", "held by runs of this task, by its full name"),
+        ("--prefix", "with a name that begins like this"),
+    ):
+        act.add_argument(option, action=Given, default="", help=does)
     act.add_argument(
         "--older-than", type=_duration, metavar="TIME", help="held this long: 90s, 10m, 1h30m, 2d"
     )
@@ -346,11 +376,20 @@ def _add_choices(act: CommandParser) -> None:
 
 def _add_choices_of_runs(act: CommandParser) -> None:
     act.add_argument(
-        "--task", default="", help="only locks under which this task has run, by its full name"
+        "--task",
+        action=Given,
+        default="",
+        help="only locks under which this task has run, by its full name",
     )
-    act.add_argument("--prefix", default="", help="only locks with a name that begins like this")
+    act.add_argument(
+        "--prefix",
+        action=Given,
+        default="",
+        help="only locks with a name that begins like this",
+    )
     act.add_argument(
         "--job",
+        action=Given,
         default="",
         metavar="JOB",
         help="one line for a job, over all names of its locks: the full name of a function or task,"
@@ -360,7 +399,13 @@ def _add_choices_of_runs(act: CommandParser) -> None:
 
 def _add_rows(act: CommandParser) -> None:
     # Without defaults, as they may stand before and after the second act.
-    act.add_argument("--database", default=SUPPRESS, metavar="ALIAS", help="of DATABASES (default)")
+    act.add_argument(
+        "--database",
+        action=Given,
+        default=SUPPRESS,
+        metavar="ALIAS",
+        help="of DATABASES (default)",
+    )
     act.add_argument(
         "--older-than",
         type=_duration,

@@ -841,6 +841,31 @@ def test_the_audit_log_says_who_released_it_and_why(caplog: pytest.LogCaptureFix
         assert part in message
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "clean --yes --older-than 0 --host",
+        "clean --yes --older-than 0 --task",
+        "clean --yes --older-than 0 --prefix",
+        "clean --yes --all --alias",
+        "release --yes lottery --alias",
+        "list --fail --search",
+        "runs --no-success-for 1h --fail --task",
+        "runs --no-success-for 1h --fail --job",
+        "run lottery --using",
+        "once --database",
+        "metrics --output",
+    ],
+)
+def test_an_option_of_an_unset_variable_is_refused(line: str) -> None:
+    command = ["--", "true"] if line.startswith("run ") else []
+    with held_by("lottery"):
+        outcome = locks_command(*line.split(), "", *command)
+        assert f"argument {line.rsplit(maxsplit=1)[-1]}" in outcome.err
+        assert "it is empty" in outcome.err
+        assert held.get("lottery") is not None
+
+
 # --- clean ----------------------------------------------------------------------------------------
 
 
