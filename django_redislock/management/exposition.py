@@ -6,11 +6,11 @@ https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -41,8 +41,11 @@ def write(content: str, path: Path) -> None:
     """Put *content* into a file in one step, so that no reader sees a part of it.
 
     Raises:
-        OSError: There is no such directory, or it cannot be written.
+        OSError: There is no such directory, it cannot be written, or *path* is no regular file.
     """
+    if path.exists() and not path.is_file():  # As root, /dev/null would become a file.
+        raise OSError(f"{path} is no regular file, so it cannot be replaced in one step.")
+    path = Path(os.path.realpath(path))  # A link stays one, and does not become the file.
     # Not *.prom: node_exporter would read that. Not by mkstemp: node_exporter could not read it
     # later.
     new = path.with_name(f".{path.name}.{os.getpid()}.new")

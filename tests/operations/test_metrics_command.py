@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -186,6 +187,24 @@ def test_a_file_is_written_in_one_step(locks: Locks, tmp_path: Path) -> None:
     status, _, err = locks_command("metrics", "--output", str(tmp_path / "nowhere" / "x.prom"))
     assert status == 2
     assert "--output" in err
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file_and_a_link_stays_one(
+    locks: Locks, tmp_path: Path
+) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link.prom", tmp_path / "locks.prom"
+    os.mkfifo(pipe)
+    status, out, err = locks_command("metrics", "--output", str(pipe))
+    assert (status, out) == (2, "")
+    assert "--output: " in err
+    assert "no regular file" in err
+    assert pipe.is_fifo()
+    link.symlink_to(file)
+    for _ in range(2):  # Its file is new, or old.
+        assert locks_command("metrics", "--output", str(link)).status == 0
+        assert link.is_symlink()
+        assert "redislock_up{" in file.read_text()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_json_is_refused(locks: Locks) -> None:
