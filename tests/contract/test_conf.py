@@ -6,6 +6,7 @@ import math
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -168,6 +169,13 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
         ({"LOCATION": "redis://a?socket_timeout=2s"}, "['LOCATION']", "'socket_timeout'"),
         ({"LOCATION": "redis://a?sokket=2"}, "['LOCATION']", "'sokket'"),
         ({"OPTIONS": {"sokket": 1}}, "['OPTIONS']", "sokket"),
+        (
+            {"OPTIONS": {"password": Path("/run/secret")}},
+            "['OPTIONS']['password']",
+            "not PosixPath",
+        ),
+        ({"OPTIONS": {"username": ("locks",)}}, "['OPTIONS']['username']", "a string, not tuple"),
+        ({"OPTIONS": {"client_name": True}}, "['OPTIONS']['client_name']", "a string, not bool"),
         ({"OPTIONS": {"protocol": 4}}, "['OPTIONS']['protocol']", "3, or 2 for a proxy .*, not 4"),
         ({"OPTIONS": {"protocol": "2"}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not '2'"),
         ({"OPTIONS": {"protocol": True}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not True"),

@@ -108,6 +108,12 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
         value = options.get(name, least)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(f"[{name!r}] must be an integer of {least} to {most}, not {value!r}")
+    for name in ("username", "password", "client_name"):
+        value = options.get(name)
+        is_packable = value is None or isinstance(value, str | bytes | int | float)
+        if isinstance(value, bool) or not is_packable:
+            # The value may be a secret, so it is not shown.
+            raise ValueError(f"[{name!r}] must be a string, not {type(value).__name__}")
 
 
 def check_protocol(url: str, options: Mapping[str, Any], protocols: Collection[int]) -> None:
