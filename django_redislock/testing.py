@@ -12,6 +12,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.conf import aliases, given, is_set, parse
 from django_redislock.exceptions import LostReason
 from django_redislock.rules import flows, scripts
+from django_redislock.rules.arguments import SHORTEST_TTL, number
 from django_redislock.rules.arguments import seconds as seconds_of
 from django_redislock.rules.flows import Granted
 from django_redislock.rules.forms import FirstTry
@@ -61,12 +62,14 @@ class LockTestKit:
         name: str,
         *,
         using: str = DEFAULT_ALIAS,
-        ttl: float = 3600.0,
+        ttl: float | timedelta = 3600.0,
         owner: Owner = OTHER,
         limit: int | None = None,
     ) -> Iterator[None]:
         """Let another machine hold the lock *name*, or a permit of it, during the block."""
         backend = backends[using]
+        ttl = seconds_of(ttl, "ttl", least=SHORTEST_TTL)
+        limit = None if limit is None else number(limit, "limit", MOST_PERMITS)
         options = Options(ttl=ttl, wait=0.0, renew=False, max_hold=math.inf, limit=limit)
         owner = replace(owner, limit=limit) if limit else owner
         request = FirstTry(check_name(name), owner, backend.terms(options)).request()

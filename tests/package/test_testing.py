@@ -353,6 +353,25 @@ def test_time_does_not_pass_backwards(redislock: LockTestKit, seconds: Any) -> N
         redislock.advance(seconds)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"limit": 0}, {"limit": 1001}, {"limit": True}, {"ttl": -1}, {"ttl": "5"}], ids=str
+)
+def test_another_machine_can_hold_only_what_a_lock_can_be(
+    redislock: LockTestKit, wrong: dict[str, Any]
+) -> None:
+    (argument,) = wrong
+    with (
+        pytest.raises(ValueError, match=f"{argument} must be"),
+        redislock.simulate_held_by_other("lottery", **wrong),
+    ):
+        pytest.fail("the block ran")
+    with redislock.simulate_held_by_other("lottery", ttl=timedelta(hours=1)):
+        redislock.advance(3599)
+        redislock.assert_locked("lottery")
+        redislock.advance(1)
+        redislock.assert_not_locked("lottery")
+
+
 def test_on_a_server_time_and_outages_cannot_be_pretended(locks: Locks) -> None:
     kit = LockTestKit()
     with pytest.raises(RuntimeError, match="LockTestKit"):
