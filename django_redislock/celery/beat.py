@@ -155,12 +155,16 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
         """Whether *entry* is due and this beat has written down that it sends it now."""
+        was_late = False
         while self._term.held:
             sent = self._sent.get(entry.name)
             if sent and sent > maybe_make_aware(entry.last_run_at):
                 entry.last_run_at = sent.astimezone(self.app.timezone)
+                was_late = True
             found: tuple[bool, float] = super().is_due(entry)
             if not found[0]:
+                if was_late:  # In Celery 5.6 it would stay at the head, and hold up the others.
+                    self._heap = None  # To be made anew.
                 return found
             try:
                 if self._write_down(entry):

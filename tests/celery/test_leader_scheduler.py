@@ -129,6 +129,27 @@ def test_a_crontab_is_sent_once_although_the_next_leader_has_a_clock_that_is_lat
     second.close()
 
 
+def test_an_entry_that_is_read_again_with_an_old_time_does_not_hold_up_the_others(
+    app: Celery,
+) -> None:
+    """Celery 5.6 looks at no other entry while one at the head says that it is not due."""
+    each_minute = {"task": "look", "schedule": schedule(60, nowfun=clock.now)}
+    app.conf.beat_schedule = {**app.conf.beat_schedule, "each minute": each_minute}
+    first, second = beat(app), beat(app)
+    tick(first)
+    clock.advance(hours=1)
+    assert set(tick(first)) >= {"hourly", "each minute"}
+    first.close()
+    assert tick(second) == []
+    # The leader before did not write it to the database, which is read every five minutes.
+    second.schedule["hourly"].last_run_at -= timedelta(hours=3)
+    second.old_schedulers = None
+    assert tick(second) == []
+    clock.advance(minutes=1)
+    assert tick(second) == ["each minute"]
+    second.close()
+
+
 def test_a_beat_that_does_not_know_yet_that_another_leads_sends_nothing_twice(
     app: Celery,
 ) -> None:
