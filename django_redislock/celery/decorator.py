@@ -166,6 +166,30 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         """The name of the lock of a run with these arguments."""
         return self._naming(tuple(args), kwargs) if self._naming else self._own_name
 
+    def _carrying_baton(
+        self, args: Any, kwargs: Mapping[str, Any], options: dict[str, Any]
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """The keyword arguments of a call, without the baton, and the options that carry it.
+
+        Both are the same ones if the task has an argument of that name.
+
+        Raises:
+            LockMisuse: The baton is of another lock.
+        """
+        if "baton" in inspect.signature(self.run).parameters:
+            return kwargs, options
+        kwargs = dict(kwargs)
+        baton = kwargs.pop("baton")
+        name = self.lock_name(tuple(args or ()), kwargs)
+        check_baton(Baton.read(baton), name, self.single_instance_options)
+        return kwargs, carrying(options, baton=baton)
+
+    def apply(self, args: Any = None, kwargs: Any = None, *others: Any, **options: Any) -> Any:
+        """As Celery's; it takes a baton as apply_async() does, for canvases in eager mode."""
+        if kwargs and "baton" in kwargs:
+            kwargs, options = self._carrying_baton(args, kwargs, options)
+        return super().apply(args, kwargs, *others, **options)
+
     def apply_async(
         self,
         args: Any = None,
@@ -182,13 +206,10 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         A keyword argument ``baton``, unless the task has one itself, is a baton from
         ``hand_over()``: the run goes on with that lease.
         """
-        baton = None
-        if "baton" in (kwargs or {}) and "baton" not in inspect.signature(self.run).parameters:
-            kwargs = dict(kwargs)
-            baton = kwargs.pop("baton")
-            name = self.lock_name(tuple(args or ()), kwargs)
-            check_baton(Baton.read(baton), name, self.single_instance_options)
-            options = carrying(options, baton=baton)
+        given = options
+        if kwargs and "baton" in kwargs:
+            kwargs, options = self._carrying_baton(args, kwargs, options)
+        has_baton = options is not given
         task_id = task_id and str(task_id)  # Celery takes a UUID too.
         if task_id and (call := call_of_id(options)):
             options = carrying(options, call=call)
@@ -203,8 +224,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             )
 
         depends = {**options, "task_id": task_id, "link": link, "link_error": link_error}
-        is_exempted = baton is not None or is_exempt(self, depends)
-        if not self.single_instance_options.unique_queued or is_exempted:
+        is_unique = self.single_instance_options.unique_queued
+        if not is_unique or has_baton or is_exempt(self, depends):
             return publish(task_id)
         name = self.lock_name(tuple(args or ()), kwargs or {})
         when = {one: options.get(one) for one in ("countdown", "eta")}
