@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     Returned = TypeVar("Returned")
 
 
+# Where Celery's own tasks are, such as those of chords and map(). Many of them run at a time.
+_OF_CELERY = "celery.app.builtins"
+
+
 class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     """A task class whose runs exclude each other; see single_instance_task.
 
@@ -89,8 +93,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         unguarded = getattr(run, "unguarded", run)
         body, bound = _function_of(unguarded)
         refuse_attributes(cls, body)
-        if run is Task.run:
-            return  # It is abstract.
+        if run is Task.run or body.__module__ == _OF_CELERY:
+            return  # It is abstract; or one of Celery's own tasks, of an app with our class.
         _check_body(body)
         options = cls.single_instance_options = SingleInstance.parse(inherited(cls))
         options.check_redelivered(vars(cls))

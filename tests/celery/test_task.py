@@ -46,7 +46,7 @@ from django_redislock.celery import (
 from django_redislock.celery.options import OPTIONS
 from django_redislock.humanize import duration
 from tests.support.calls import counted_calls
-from tests.support.celery_app import EAGER, celery_app
+from tests.support.celery_app import EAGER, celery_app, current
 from tests.support.processes import python, say
 
 if TYPE_CHECKING:
@@ -814,6 +814,25 @@ class TestComposition:
             return current_lease().name  # type: ignore[union-attr]
 
         assert draw.delay(3).get() == "lottery:3"
+
+    def test_an_app_may_have_our_class_for_all_its_tasks_but_those_of_celery(
+        self, redislock: LockTestKit
+    ) -> None:
+        class OfAccount(SingleInstanceTask):
+            single_instance = {"key": "account:{account}", "unique_queued": True}
+
+        with Celery("other", task_cls=OfAccount, set_as_current=False) as other, current(other):
+            other.conf.update(EAGER)
+
+            @other.task
+            def bill(account: int) -> str:
+                return current_lease().name  # type: ignore[union-attr]
+
+            with distributed_lock("celery.map"), distributed_lock("celery.chunks"):
+                assert bill.map([1, 2]).delay().get() == ["account:1", "account:2"]
+            own = [task for name, task in other.tasks.items() if name.startswith("celery.")]
+            assert own
+            assert {one.single_instance_options for one in own} == {SingleInstance()}
 
     def test_a_task_may_be_a_class(self, redislock: LockTestKit, app: Celery) -> None:
         class Draw(SingleInstanceTask):
