@@ -25,13 +25,16 @@ from django_redislock.transactions import CURE_OF_JOB, is_by_hand, open_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
+    from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model, QuerySet
 
-    from django_redislock.fences import FencedLease
+    from django_redislock.fences import Fence, FencedLease
 
 
 _NO_DATABASE = "django.db.backends.dummy"  # What Django makes of an alias without an engine.
+_IN_ERROR = 3  # PQTRANS_INERROR of libpq.
 
 
 def check_database(alias: object, argument: str) -> None:
@@ -109,11 +112,11 @@ def atomic(lease: FencedLease, using: str) -> Iterator[None]:
         try:
             with transaction.atomic(using=using, durable=True):
                 # In one order, whatever order the locks were taken in: each claim locks a row.
-                parts = sorted(lease.parts, key=_name)
-                missing = [part for part in parts if not _claim(part, using)]
+                parts, at = sorted(lease.parts, key=_name), timezone.now()
+                missing = [part for part in parts if not _claim(part, using, at)]
                 if is_claimed := not missing:
                     yield
-                    if connection.needs_rollback or connection.closed_in_transaction:
+                    if _is_rolled_back(connection, parts[0], at):
                         raise _rolled_back(lease.name)
                     lease.ensure_held()
                     return
@@ -131,6 +134,28 @@ def _name(lease: FencedLease) -> str:
     return lease.name
 
 
+def _is_rolled_back(connection: BaseDatabaseWrapper, lease: FencedLease, at: datetime) -> bool:
+    """Whether the transaction that claimed *lease* then is rolled back, or will be.
+
+    Django notes the errors of writes of the ORM alone, not those of reads or of a cursor.
+    """
+    if connection.needs_rollback or connection.closed_in_transaction:
+        return True
+    driver = connection.connection  # Of a pool, it may be an object around that of the driver.
+    if connection.vendor == "postgresql":  # It would answer COMMIT with ROLLBACK.
+        info = getattr(driver, "info", None)
+        return bool(getattr(info, "transaction_status", None) == _IN_ERROR)
+    if connection.vendor == "sqlite":
+        return not getattr(driver, "in_transaction", True)
+    # MariaDB and MySQL roll back at a deadlock. What follows is in a transaction without the claim.
+    return (
+        connection.errors_occurred
+        and not _row_of(lease, connection.alias)
+        .filter(fence=lease.fence, lease_id=lease.id, claimed_at=at)
+        .exists()
+    )
+
+
 def _rolled_back(name: str) -> TransactionManagementError:
     """The error for a block whose transaction Django would roll back silently."""
     return TransactionManagementError(
@@ -140,7 +165,13 @@ def _rolled_back(name: str) -> TransactionManagementError:
     )
 
 
-def _claim(lease: FencedLease, using: str) -> bool:
+def _row_of(lease: FencedLease, using: str) -> QuerySet[Fence]:
+    from django_redislock.fences import Fence
+
+    return Fence.objects.using(using).filter(key=Fence.key_of(lease.name, lease.permit))
+
+
+def _claim(lease: FencedLease, using: str, at: datetime) -> bool:
     """Write down that this lease writes now. Other leases wait here until its commit.
 
     Returns:
@@ -150,15 +181,13 @@ def _claim(lease: FencedLease, using: str) -> bool:
         StaleFence: A later lease has written.
         LockMisuse: A lease of another alias has written.
     """
-    from django_redislock.fences import Fence
-
-    row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name, lease.permit))
+    row = _row_of(lease, using)
     # Two leases can have the same fence, if Redis lost its data while its clock was set back.
     is_not_newer = Q(fence__lt=lease.fence) | Q(fence=lease.fence, lease_id=lease.id)
     # The write comes first. It locks the row, so its comparison stays true until the commit. And
     # SQLite refuses a write after a read if another connection has written in between.
     if row.filter(is_not_newer, alias=lease.alias).update(
-        fence=lease.fence, lease_id=lease.id, claimed_at=timezone.now()
+        fence=lease.fence, lease_id=lease.id, claimed_at=at
     ):
         return True
     # FOR UPDATE reads the current row, not the snapshot of an outer transaction, as in a TestCase.

@@ -156,6 +156,80 @@ def test_a_transaction_that_django_would_roll_back_in_silence_is_an_error(
     assert written(database) == []
 
 
+def _break_by_a_read(database: str) -> None:
+    with suppress(DatabaseError), connections[database].cursor() as cursor:
+        cursor.execute("SELECT 1 FROM nowhere")
+
+
+def _break_by_a_conflict(database: str) -> None:
+    there = Entry.objects.using(database).get()
+    with suppress(DatabaseError), connections[database].cursor() as cursor:
+        write = "INSERT OR ROLLBACK INTO effects_entry (position, fence, value) VALUES (%s, 0, 0)"
+        cursor.execute(write, [there.position])
+
+
+@pytest.mark.parametrize(
+    ("database_kind", "end"), [(POSTGRES, _break_by_a_read), (SQLITE, _break_by_a_conflict)]
+)
+def test_a_transaction_that_the_database_has_broken_unnoticed_by_django_is_an_error(
+    locks: Locks, database: str, end: Callable[[str], object]
+) -> None:
+    """PostgreSQL would answer the commit with a rollback, and no driver calls that an error."""
+
+    def draw() -> None:
+        with distributed_lock("lottery", atomic=database) as lease:
+            write(database, lease)
+            end(database)
+
+    with pytest.raises(TransactionManagementError, match="rolled back, though its block has ended"):
+        draw()
+    assert written(database) == []
+
+
+def test_an_error_that_broke_no_more_than_a_savepoint_lets_the_block_commit(
+    locks: Locks, database: str
+) -> None:
+    with distributed_lock("lottery", atomic=database) as lease:
+        write(database, lease)
+        with transaction.atomic(using=database):
+            savepoint = transaction.savepoint(using=database)
+            _break_by_a_read(database)
+            transaction.savepoint_rollback(savepoint, using=database)
+    assert written(database) == [lease.fence]
+
+
+@on_mariadb
+def test_what_follows_a_caught_deadlock_is_not_committed_without_the_claim(
+    locks: Locks, database: str, in_threads: Callable[..., Any]
+) -> None:
+    """MariaDB has rolled back all before it, and begins a transaction with the next statement."""
+    Counter.objects.using(database).bulk_create([Counter(name="a"), Counter(name="b")])
+    counters = Counter.objects.using(database).select_for_update()
+    has_first = threading.Event()
+
+    def draw() -> None:
+        with distributed_lock("lottery", atomic=database) as lease:
+            write(database, lease, 1)
+            counters.get(name="a")
+            has_first.set()
+            with suppress(OperationalError):
+                counters.get(name="b")
+            write(database, lease, 2)
+
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic(using=database):
+            # The one that has written less is the victim.
+            Entry.objects.using(database).bulk_create([Entry(fence=0) for _ in range(100)])
+            counters.get(name="b")
+            drawing = thread.submit(in_threads(draw))
+            assert has_first.wait(HUNG)
+            await_blocked(database)
+            counters.get(name="a")
+        with pytest.raises(TransactionManagementError, match="rolled back, though its block"):
+            drawing.result(HUNG)
+    assert set(written(database)) == {0}
+
+
 @on_mariadb
 def test_what_a_testcase_has_read_before_does_not_hide_a_newer_fence(
     locks: Locks, make_database: MakeDatabase, in_threads: Callable[..., Any]
