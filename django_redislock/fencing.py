@@ -261,9 +261,22 @@ def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any)
     rows = _by_key(where_written(queryset))
     # Both in one transaction: nobody writes to an updated row before the refused ones are counted.
     with transaction.atomic(using=rows.db):
-        updated = rows.filter(fence__lte=lease.fence).update(**values, fence=lease.fence)
+        mine = rows.filter(fence__lte=lease.fence)
+        if _has_parents(queryset.model, values):
+            # Django selects such rows first and updates both tables after that, without the
+            # comparison. So the rows are written, and thereby locked, before.
+            mine.update(fence=lease.fence)
+            mine = rows.filter(fence=lease.fence)
+        updated = mine.update(**values, fence=lease.fence)
         refused = _count_now(rows.filter(fence__gt=lease.fence))
     return FencedUpdate(updated, refused)
+
+
+def _has_parents(model: type[Model], values: dict[str, Any]) -> bool:
+    """Whether some of the values stand in the table of a parent of *model*."""
+    own = model._meta.concrete_model
+    fields = [model._meta.get_field(name) for name in values if name != "pk"]
+    return any(field.model._meta.concrete_model is not own for field in fields)
 
 
 def _by_key(rows: QuerySet[Any]) -> QuerySet[Any]:

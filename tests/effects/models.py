@@ -59,6 +59,12 @@ class Note(FencedModel):
         return f"{self.text} under {self.fence}"
 
 
+class Till(Counter, FencedModel):
+    """A row in two tables, whose fence stands in its own."""
+
+    is_open = models.BooleanField(default=True)
+
+
 class Stock(models.Model):
     """That of docs/effects.md, which is written if its version is the one that was read."""
 
@@ -108,4 +114,4 @@ class Unfenced(models.Model):
 
 
 # In an order in which they can be made.
-TABLES = (Counter, Entry, Report, Annual, Note, Stock, Unfenced)
+TABLES = (Counter, Entry, Report, Annual, Note, Till, Stock, Unfenced)

@@ -11,7 +11,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_redislock import LockLost, distributed_lock, fenced_update
-from tests.effects.models import Annual, Counter, Note, Report, Unfenced
+from tests.effects.models import Annual, Counter, Note, Report, Till, Unfenced
 from tests.support.databases import MARIADB, POSTGRES, await_blocked, on_postgres, on_servers
 from tests.support.waiting import HUNG
 
@@ -187,6 +187,28 @@ def test_who_has_waited_for_a_later_lease_is_refused_however_the_rows_are_select
         assert waiting.result(HUNG) == (0, 1)
     note.refresh_from_db()
     assert (note.text, note.fence) == ("of the later", late.fence)
+
+
+@on_servers
+def test_who_has_waited_for_a_later_lease_is_refused_also_with_values_of_a_parent(
+    holders: Holders, database: str, in_threads: Callable[..., Any]
+) -> None:
+    """Django selects the rows of such a model first, and updates both tables after that."""
+    early, late = holders(2)
+    tills = Till.objects.using(database)
+    till = tills.create(name="till")
+
+    def update_early() -> FencedUpdate:
+        return fenced_update(tills.filter(pk=till.pk), early, value=1, is_open=False)
+
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic(using=database):
+            assert fenced_update(tills.filter(pk=till.pk), late, value=2) == (1, 0)
+            waiting = thread.submit(in_threads(update_early))
+            await_blocked(database)
+        assert waiting.result(HUNG) == (0, 1)
+    till.refresh_from_db()
+    assert (till.value, till.is_open, till.fence) == (2, True, late.fence)
 
 
 def test_a_fence_in_the_table_of_a_parent_is_refused(locks: Locks, database: str) -> None:
