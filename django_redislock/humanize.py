@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
-
-from django.conf import settings
-from django.utils.timezone import localtime
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST = 100 * 365 * 86400  # Nobody means more than a hundred years.
@@ -39,17 +35,6 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
-def local_time(at: float) -> datetime:
-    """A time in seconds since the epoch, in the zone of the settings, or else of the system.
-
-    Raises:
-        OverflowError, ValueError, OSError: No calendar has it.
-    """
-    there = datetime.fromtimestamp(at, UTC)
-    # Without TIME_ZONE, Django knows no zone: its localtime() raises.
-    return localtime(there) if settings.TIME_ZONE else there.astimezone()
 
 
 def counted(number: int, thing: str) -> str:

@@ -14,10 +14,10 @@ from django_redislock import held, task_runs
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
-from django_redislock.humanize import counted, duration, local_time, visible
+from django_redislock.humanize import counted, duration, visible
 from django_redislock.management import aliases
 from django_redislock.management.console import FOUND, USAGE, finish
-from django_redislock.management.terminal import pasteable
+from django_redislock.management.terminal import local_time, pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.rules.names import Permit, meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, overload
 
-from django_redislock.humanize import duration, local_time, visible
+from django.conf import settings
+from django.utils.timezone import localtime
+
+from django_redislock.humanize import duration, visible
 from django_redislock.management.table import indented, table
 
 if TYPE_CHECKING:
@@ -32,6 +36,17 @@ def pasteable(name: str) -> str:
     if name.isprintable():
         return "'" + name.replace("'", "'\"'\"'") + "'"
     return "$'" + "".join(map(_escaped, name)) + "'"
+
+
+def local_time(at: float) -> datetime:
+    """A time in seconds since the epoch, in the zone of the settings, or else of the system.
+
+    Raises:
+        OverflowError, ValueError, OSError: No calendar has it.
+    """
+    there = datetime.fromtimestamp(at, UTC)
+    # Without TIME_ZONE, Django knows no zone: its localtime() raises.
+    return localtime(there) if settings.TIME_ZONE else there.astimezone()
 
 
 @overload
