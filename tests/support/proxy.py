@@ -546,6 +546,9 @@ def read_frame(stream: BufferedReader) -> Frame | None:
 def _read_value(stream: BufferedReader, raw: bytearray) -> tuple[bytes, Any]:
     """Read one value, adding its bytes to *raw*."""
     line = stream.readline()
+    while line == b"\n":  # A master is still at work on what it will send to its replica.
+        raw += line
+        line = stream.readline()
     if not line.endswith(b"\r\n"):
         raise EOFError
     raw += line
@@ -556,6 +559,13 @@ def _read_value(stream: BufferedReader, raw: bytearray) -> tuple[bytes, Any]:
             yield _read_value(stream, raw)[1]
 
     match kind:
+        case b"$" if rest.startswith(b"EOF:"):  # All data, for a replica, up to a mark.
+            mark, start = rest[4:], len(raw)
+            while not raw.endswith(mark, start):
+                if not (byte := stream.read(1)):
+                    raise EOFError
+                raw += byte
+            return kind, bytes(raw[start : -len(mark)])
         case b"$" | b"=" | b"!" if int(rest) >= 0:  # Text, by length.
             text = stream.read(int(rest) + 2)
             if len(text) < int(rest) + 2:

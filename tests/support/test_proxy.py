@@ -18,7 +18,7 @@ from tests.support.proxy import Proxy, read_frame
 from tests.support.waiting import HUNG, eventually, wait_until
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeProxy
+    from tests.conftest import MakeProxy, MakeServer
     from tests.support.servers import Endpoint, Server
 
 SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
@@ -161,6 +161,19 @@ class TestPassing:
             client.ping()
         own_server.start()
         assert client.ping()
+
+    def test_a_replica_is_sent_all_data_and_what_follows(
+        self, make_server: MakeServer, make_proxy: MakeProxy
+    ) -> None:
+        quick: dict[str, Any] = {"repl_diskless_sync_delay": 0}
+        master = make_server(**quick)
+        master.client().set("before", "\r\n" * 1000)
+        proxy = make_proxy(master)
+        replica = make_server(replicaof=f"{proxy.host} {proxy.port}", **quick).client()
+        wait_until(lambda: replica.info("replication")["master_link_status"] == "up")
+        master.client().set("after", "x")
+        wait_until(lambda: replica.get("after") == b"x")
+        assert replica.get("before") == b"\r\n" * 1000
 
     def test_what_passed_is_logged(self, proxy: Proxy, client: redis.Redis) -> None:
         before = time.monotonic()
