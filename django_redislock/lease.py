@@ -408,7 +408,13 @@ class Lease:
                 callback = self._callbacks.pop(0)
             except IndexError:
                 return  # Another thread was faster.
-            self._call(callback, "on_lost")
+            try:
+                callback(self)
+            except (Exception, SystemExit) as error:
+                _pass_on_exit(error)
+                logger.exception(
+                    "An on_lost callback of lock %r failed", self.name, extra=logs.of(self)
+                )
 
     def raise_alarm(self, alarm: Alarm) -> None:
         """Tell of a danger, by the callback or the signal. For the package itself."""
@@ -417,17 +423,13 @@ class Lease:
             news = {"lease": self, "left": left, "template": self.template}
             signals.lease_endangered.send_robust(sender=type(self), **news)
             return
-        self._call(alarm.callback, "on_endangered")
-
-    def _call(self, callback: Callable[[Lease], object], of: str) -> None:
         try:
-            callback(self)
+            alarm.callback(self)
         except (Exception, SystemExit) as error:
-            # In the main thread, a handler of SIGTERM may have raised it. In any other it would end
-            # nothing but that thread, without a word.
-            if isinstance(error, SystemExit) and current_thread() is main_thread():
-                raise
-            logger.exception("An %s callback of lock %r failed", of, self.name, extra=logs.of(self))
+            _pass_on_exit(error)
+            logger.exception(
+                "An on_endangered callback of lock %r failed", self.name, extra=logs.of(self)
+            )
 
     def _is_in_doubt(self) -> bool:
         return self.state.is_in_doubt(self._backend.clock())
@@ -507,3 +509,12 @@ class Lease:
         except LockLost as lost:
             backend.lost(self, lost.reason)
             raise
+
+
+def _pass_on_exit(error: BaseException) -> None:
+    """In the main thread raise a SystemExit, which may be that of a handler of SIGTERM.
+
+    In any other thread it would end nothing but that thread, without a word.
+    """
+    if isinstance(error, SystemExit) and current_thread() is main_thread():
+        raise error
