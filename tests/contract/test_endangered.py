@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.waits
 
-TTL = 6.0
+TTL = 12.0
 KINDS: dict[str, Callable[[], Lock]] = {
     "plain": lambda: distributed_lock("lottery", ttl=TTL),
     "permit": lambda: distributed_lock("lottery", ttl=TTL, limit=2),
@@ -54,7 +54,7 @@ async def test_each_danger_is_told_once_while_the_lease_is_held(
                 await way.until(lambda dangers=dangers: len(told) == dangers)
                 await way.until(lambda dangers=dangers: len(got) == dangers * len(lease.parts))
                 # Not again by the tries that follow in the same danger.
-                await way.sleep(TTL / 6)
+                await way.sleep(TTL / 12)
                 assert len(told) == dangers
                 renewals = lease.renewals
                 proxy.heal()
