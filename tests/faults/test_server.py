@@ -384,6 +384,20 @@ def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
     assert future.result(HUNG)
 
 
+@pytest.mark.proves("R13")
+def test_r13_a_busy_server_is_tried_again_by_a_connection_that_selects_a_database_too(
+    caller: Caller, locks: Locks, own_server: Server
+) -> None:
+    locks.configure(LOCATION=f"{own_server.url.removesuffix('0')}1", UNAVAILABLE_AFTER=math.inf)
+    locks.redis.config_set("busy-reply-threshold", 50)
+    healing = script_that_never_ends(own_server)
+    future = caller.begin(distributed_lock(NAME, wait=HUNG))
+    with pytest.raises(TimeoutError):
+        future.result(0.3)
+    heal(own_server, locks, healing)
+    assert future.result(HUNG)
+
+
 @pytest.mark.proves("R7")
 @transient
 def test_r7_renewal_outlives_a_transient_error(

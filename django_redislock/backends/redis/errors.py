@@ -31,6 +31,10 @@ _OF_CLUSTERS = frozenset({"ASK", "CROSSSLOT", "MOVED"})
 _TRANSIENT_TEXT = ("max number of clients", _WRONG_SERVER_TEXT, ON_ITS_WAY_TEXT)
 
 
+def _code_in(text: str) -> str:
+    return text.partition(" ")[0]
+
+
 class Exhausted(Exception):
     """No connection became free in time."""
 
@@ -56,8 +60,7 @@ class ReplyError(redis_errors.ResponseError):
 
     @property
     def code(self) -> str:
-        text = str(self).removeprefix("EXECABORT Transaction discarded because of: ")
-        return text.partition(" ")[0]
+        return _code_in(str(self).removeprefix("EXECABORT Transaction discarded because of: "))
 
 
 class NotAcknowledged(ReplyError):
@@ -108,8 +111,9 @@ def is_transient(error: BaseException) -> bool:
         return error.code in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
     if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
         return False
-    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError) or any(
-        text in str(error) for text in _TRANSIENT_TEXT
+    # In a reply to the handshake, redis-py leaves a code that it does not know in the text.
+    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError) or (
+        _code_in(str(error)) in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
     ):
         return True
     if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
