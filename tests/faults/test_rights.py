@@ -126,6 +126,18 @@ def test_r13_a_password_that_changes_is_refused_on_the_next_connection(
     caller.release(lock)
 
 
+@pytest.mark.proves("R13")
+def test_r13_a_login_that_is_refused_on_a_unix_socket_is_raised_at_once(
+    caller: Caller, locks: Locks, make_server: MakeServer
+) -> None:
+    server = make_server(unix=True)
+    server.client().config_set("requirepass", "another")
+    locks.configure(LOCATION=server.unix_url, OPTIONS={**UNHURRIED, "password": PASSWORD})
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=NAME) as caught:
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert caught.value.reason == "refused"
+
+
 class NoToken(Exception):
     """As of a cloud's client: no error of redis-py or of a socket."""
 

@@ -225,10 +225,13 @@ class Dialer:
             return self._async_type(redis_connection)
         except BaseException as error:
             await redis_connection.disconnect(nowait=True)
-            _check_hello(error)
-            raise
+            said = _said(error)
+            _check_hello(said or error)
+            if said is None:
+                raise
         finally:
             del redis_connection.read_response
+        raise said  # Not above: the other error would be its context, and it is that one's cause.
 
     def _shared_tls(self, new: Any) -> Any:
         """The certificates for a connection: those of earlier connections, or the *new* ones."""
@@ -269,6 +272,15 @@ _HELLO = ("HELLO", 2)
 def _named(reply: Any) -> dict[Any, Any]:
     """The map that RESP2 spells as a list; empty if a proxy says anything else."""
     return dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else {}
+
+
+def _said(error: BaseException) -> redis_errors.RedisError | None:
+    """The refusal of a server of which redis-py has made a ConnectionError.
+
+    Its asynchronous connection to a unix socket does so with each error of the handshake.
+    """
+    cause = isinstance(error, redis_errors.ConnectionError) and error.__cause__
+    return cause if isinstance(cause, redis_errors.RedisError) else None
 
 
 def _check_hello(error: BaseException) -> None:
