@@ -55,6 +55,7 @@ audit = logs.logger("django_redislock.audit")
 # Lists are bounded, whatever the server holds: names are cheap, looks are not.
 MOST_LOOKS = 10_000
 LOOKED_AT_ONCE = 1000
+BEYOND_ALL = 2**32  # An offset that no index reaches, and any server can read.
 MOST_WAITERS_NAMED = 100
 MOST_COMPARED = 1000  # Names of each index, to find similar ones.
 CIRCLES_WITHIN = 1.0  # Seconds for which circles of waits are looked for.
@@ -88,7 +89,7 @@ def list(  # noqa: A001
     """
     if limit < 0 or offset < 0:
         raise ValueError(f"limit and offset must not be negative: {limit}, {offset}.")
-    limit = min(limit, MOST_NAMES)
+    limit, offset = min(limit, MOST_NAMES), min(offset, BEYOND_ALL)
     backend = backends[using]
     found = HeldLocks()
     if only is None or only == Selection():

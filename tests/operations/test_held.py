@@ -319,3 +319,7 @@ def test_neither_looks_nor_releases_change_a_lock_of_another_alias(
         assert held.get("lottery", using="other") is None
         assert held.force_release("lottery", lease.id, using="other") is False
         lease.ensure_held(verify=True)
+
+
+def test_a_list_from_far_beyond_the_last_lock_is_empty(place: Place) -> None:
+    assert list(held.list(offset=10**20)) == []
