@@ -102,8 +102,8 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
     child = Child(command, environment, grace)
     lease.on_lost(lambda lost: child.end())
     status = child.run()
-    if reason := lease.lost_reason:
-        raise LockLost(name, reason)
+    if lease.lost_reason:
+        lease.ensure_held()  # Raises LockLost, with the setting that ended the lease, if one did.
     if status:
         raise _Failed(status)
 

@@ -246,6 +246,16 @@ def test_a_command_whose_lease_is_lost_is_ended(start: Callable[..., Job]) -> No
     assert "an operator released it by force" in job.err
 
 
+def test_a_command_that_a_setting_ends_is_told_which_one(
+    locks: Locks, start: Callable[..., Job]
+) -> None:
+    locks.configure(MAX_HOLD=2)
+    job = start("backup", "--", "sleep", "60")
+    assert job.wait() == 76
+    says = "The lease of lock 'backup' is not held: its max_hold of 2 s was over."
+    assert job.err.splitlines()[-1] == says
+
+
 def test_of_ten_that_wait_one_does_the_work_and_all_succeed(
     start: Callable[..., Job], tmp_path: Path
 ) -> None:
