@@ -112,7 +112,7 @@ class Child:
         """Wait until there is something to do, and do it."""
         until = math.inf if self._kill_at is None else self._kill_at
         left = max(until - time.monotonic(), 0.001)
-        if not _is_main_thread():
+        if not _is_main_thread() or _is_sigchld_blocked():
             left = min(left, LOOK_EVERY)
         self._inbox.settimeout(None if math.isinf(left) else left)
         try:
@@ -177,6 +177,11 @@ def _was_sent_by_terminal(number: int, pid: int) -> bool:
         finally:
             os.close(terminal)
     return False
+
+
+def _is_sigchld_blocked() -> bool:
+    """Whether we were started so; the program gets our mask, so that is not changed."""
+    return signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def _is_main_thread() -> bool:

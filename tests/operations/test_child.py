@@ -225,6 +225,17 @@ def test_it_runs_in_another_thread_too() -> None:
     assert statuses == [0]
 
 
+def test_the_end_of_the_program_is_seen_though_we_were_started_with_sigchld_blocked(
+    start: Start,
+) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        process = start("sh", "-c", "exit 7")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.wait(HUNG) == 7
+
+
 def test_our_own_handlers_are_put_back() -> None:
     numbers = (*PASSED_ON, signal.SIGCHLD)
     before = [signal.getsignal(number) for number in numbers]
