@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
+from django_redislock import process
 from django_redislock.activity import Activity
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import visible
@@ -95,14 +96,27 @@ class SingleInstanceMixin(_Base):
     def execute(self, *args: Any, **options: Any) -> Any:
         """Run the command under its lock, or skip it."""
         run = JobRun(self._activity, self._options, self._named, args, options, sender=self)
+        execute, exits, began_in = super().execute, [], process.this()
+
+        def body(*args: Any, **options: Any) -> Any:
+            try:
+                return execute(*args, **options)
+            except SystemExit as end:
+                if end.code not in (None, 0) or process.this() is not began_in:  # Of a fork.
+                    raise
+                exits.append(end)  # A success, as for the shell. It goes on after the release.
+                return None
+
         try:
             with release_on_sigterm(), no_second_line(self._activity.task):
-                outcome = run.execute(super().execute)
+                outcome = run.execute(body)
         except (LockLost, LockTimeout, LockUnavailable) as error:
             if error.name not in {run.name, *(limit.name for limit in run.limits)}:
                 raise  # The error of another lock, in the body.
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
             raise CommandError(visible(str(error)), returncode=status) from error
+        if exits:
+            raise exits[0]
         # A body may return the Skipped of another job.
         if isinstance(outcome, Skipped) and not run.has_begun:
             if status := self.single_instance.get("skip_exit", 0):

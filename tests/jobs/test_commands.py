@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,29 @@ def test_its_options_name_the_lock_and_its_runs_have_records(redislock: LockTest
     assert record is not None
     assert (record.last_success is None, record.last_failure is None) == (False, False)
     assert call_command(variant(), stdout=io.StringIO()) == "test_commands"  # The default.
+
+
+@pytest.mark.parametrize(
+    ("code", "is_success"), [(None, True), (0, True), (3, False), ("no", False)]
+)
+def test_a_body_that_exits_is_a_success_if_its_status_is_0(
+    redislock: LockTestKit, code: Any, is_success: bool
+) -> None:
+    class Exits(SingleInstanceMixin, BaseCommand):
+        requires_system_checks = ()
+        single_instance = {"name": "exits", "once": TTL}
+
+        def handle(self, *args: Any, **options: Any) -> None:
+            sys.exit(code)
+
+    with pytest.raises(SystemExit) as end:
+        call_command(Exits())
+    assert end.value.code == code
+    if is_success:
+        assert call_command(Exits(), stderr=io.StringIO())["skipped"] == "done"
+    else:
+        with pytest.raises(SystemExit):
+            call_command(Exits())
 
 
 def test_a_skip_is_one_line_and_no_error(redislock: LockTestKit) -> None:
