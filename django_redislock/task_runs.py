@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
     from django_redislock.lease import Lease
     from django_redislock.rules.scripts import Script
+    from django_redislock.rules.steps import Flow
 
 
 LONGEST_LEFT = 86_400.0  # Seconds that a lease is said to last, if it is longer or never ends.
@@ -427,12 +428,19 @@ def note_skip(name: str, why: str, by: str = "", *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
+    backends[using].run(_noting_skip(name, why, by, using))
+
+
+async def anote_skip(name: str, why: str, by: str = "", *, using: str) -> None:
+    """See note_skip(). It uses no thread: those of the event loop may wait for this very run."""
+    await backends[using].arun(_noting_skip(name, why, by, using))
+
+
+def _noting_skip(name: str, why: str, by: str, using: str) -> Flow[Any]:
     by = visible(by).replace("|", "/")[:LONGEST_FIELD]  # A bar ends a part of the note.
-    noted = f"{why}{BECAUSE_OF}{by}" if by else why
+    noted = (f"{why}{BECAUSE_OF}{by}" if by else why).encode(errors="replace")
     owner = current_owner().packed
-    _call(
-        scripts.SKIP, name, "skip", noted.encode(errors="replace"), owner, notes=True, using=using
-    )
+    return _asking(scripts.SKIP, name, "skip", noted, owner, notes=True, using=using)
 
 
 def note_abandoned(name: str, starts: int, *, using: str) -> None:
@@ -610,7 +618,20 @@ def _call(
     permit: int = 1,
     using: str,
 ) -> Any:
-    """Run a script. If it *notes* a run, pass it how long records are kept."""
+    """Run a script, see _asking()."""
+    asking = _asking(script, name, *args, notes=notes, permit=permit, using=using)
+    return backends[using].run(asking)
+
+
+def _asking(
+    script: Script,
+    name: str,
+    *args: str | bytes | int,
+    notes: bool = False,
+    permit: int = 1,
+    using: str,
+) -> Flow[Any]:
+    """The flow that runs a script. If it *notes* a run, pass it how long records are kept."""
     backend = backends[using]
     args = (*args, backend.retention) if notes else args
-    return backend.run(flows.result_of(Call(script, name, args, backend.within, permit=permit)))
+    return flows.result_of(Call(script, name, args, backend.within, permit=permit))

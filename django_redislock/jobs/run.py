@@ -7,7 +7,6 @@ differ only in how the lock is asked for and released.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
@@ -432,7 +431,8 @@ class JobRun:
     async def _adecide(self, found: Busy | Done | Finished) -> Any:
         skipped = self._skipped_by(found)
         with self._noting("skip"):
-            await asyncio.to_thread(self._note_skip, skipped)
+            why, by = _noted(skipped)
+            await task_runs.anote_skip(self.name, why, by, using=self.options.using)
         await signals.task_skipped.asend_robust(**self._news(result=skipped))
         answer = self._answer(found, skipped)
         return await answer if inspect.isawaitable(answer) else answer
@@ -545,10 +545,8 @@ class JobRun:
     # --- records ------------------------------------------------------------------------------
 
     def _note_skip(self, skipped: Skipped) -> None:
-        by = skipped.get("holder") or skipped.get("by") or ""
-        if skipped["skipped"] == "duplicate":
-            by = ""  # It is the same run.
-        task_runs.note_skip(self.name, skipped["skipped"], by, using=self.options.using)
+        why, by = _noted(skipped)
+        task_runs.note_skip(self.name, why, by, using=self.options.using)
 
     def _still_has(self, lease: Lease) -> bool:
         """Whether the run still has its lock at its end. Asks the server if need be."""
@@ -565,6 +563,14 @@ class JobRun:
         except LockUnavailable as error:
             extra = self._said(reason=error.reason)
             self.logger.warning("The %s of %s is not noted: %s", what, self, error, extra=extra)
+
+
+def _noted(skipped: Skipped) -> tuple[str, str]:
+    """What the records say of a skip: why, and because of whom."""
+    why = skipped["skipped"]
+    # A duplicate is the same run.
+    by = "" if why == "duplicate" else skipped.get("holder") or skipped.get("by") or ""
+    return why, by
 
 
 def run_job(

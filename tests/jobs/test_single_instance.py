@@ -12,6 +12,7 @@ import math
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -384,6 +385,20 @@ async def test_waiting_runs_are_served_one_after_the_other(locks: Locks) -> None
         return number
 
     assert sorted(await asyncio.gather(*map(load, range(3)))) == [0, 1, 2]  # type: ignore[type-var]
+
+
+async def test_a_skip_needs_no_thread_of_the_event_loop(redislock: LockTestKit) -> None:
+    """All of them may wait for that run; and when the interpreter ends, there are none."""
+    threads = ThreadPoolExecutor()
+    threads.shutdown()
+    asyncio.get_running_loop().set_default_executor(threads)
+
+    @single_instance("import")
+    async def load() -> str:
+        return "loaded"
+
+    with redislock.simulate_held_by_other("import"):
+        assert await load() == {"skipped": "busy", "lock": "import", "holder": OTHER}
 
 
 @blocking_or_not
