@@ -72,7 +72,7 @@ class Term:
         self._lease: Lease | None = None  # That of the last block.
 
     def __repr__(self) -> str:
-        return f"<Term of {self.name!r}: {self._lease or 'not begun'}>"
+        return f"<Term of {self.name!r}: {self._current() or 'not begun'}>"
 
     @property
     def name(self) -> str:
@@ -82,7 +82,8 @@ class Term:
     @property
     def held(self) -> bool:
         """Whether this process certainly leads right now, by its own clock. Without I/O."""
-        return self._lease is not None and self._lease.held
+        lease = self._current()
+        return lease is not None and lease.held
 
     @property
     def fence(self) -> int:
@@ -120,10 +121,19 @@ class Term:
         check_callback(callback, "on_lost()")
         self._begun().on_lost(lambda _: callback(self))
 
+    def _current(self) -> Lease | None:
+        """The lease of the caller's block; of a caller without one, that of the last block.
+
+        A thread or asyncio task that has lost its lease must not take the next one, of another
+        that has entered the same term, for its own.
+        """
+        return self._lock.lease or self._lease
+
     def _begun(self) -> Lease:
-        if self._lease is None:
+        lease = self._current()
+        if lease is None:
             raise LockMisuse(self.name, "its term begins with its block: write `with` before this.")
-        return self._lease
+        return lease
 
     def _hear(self, lease: Lease) -> None:
         """Max_silence begins anew: a max_hold of the lease, see ``LeaseState.hold_on``."""

@@ -107,6 +107,37 @@ async def test_one_term_may_begin_again(way: Way, place: Place) -> None:
     assert fences[0] < fences[1]
 
 
+@both_ways
+async def test_who_has_lost_a_shared_term_does_not_take_the_next_for_its_own(
+    way: Way, place: Place
+) -> None:
+    term = leadership("scheduler", ttl=3)
+    fences: list[int] = []
+    asked: list[int] = []
+
+    async def lead() -> bool:
+        async with entered(way, term):
+            fences.append(term.fence)
+            await way.until(lambda: asked)
+            held: bool = term.held
+            return held
+
+    with pytest.raises(LockLost, match="released it by force"):  # noqa: PT012
+        async with entered(way, term):
+            fences.append(term.fence)
+            following = way.start(lead)
+            await way.until(lambda: waiters("scheduler") == 1)
+            (leader,) = held.list()
+            assert held.force_release("scheduler", leader.id)
+            await way.until(lambda: len(fences) == 2)
+            await way.until(lambda: not term.held)  # Its renewal is refused.
+            with pytest.raises(LockLost):
+                term.beat()
+            asked.append(term.fence)
+    assert asked == fences[:1]
+    assert await following.result()
+
+
 def test_before_its_block_there_is_no_term(place: Place) -> None:
     term = leadership("scheduler")
     asks = (term.beat, lambda: term.fence, lambda: term.on_lost(print))
