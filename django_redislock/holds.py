@@ -75,6 +75,13 @@ class Hold:
         self.block = block  # Whether leaving a block ends it.
         self.process = process.current
 
+    def __reduce__(self) -> NoReturn:  # Of a handle that is pickled or deep-copied.
+        assert self.lease is not None  # Else no handle has it.
+        raise TypeError(
+            f"A handle that holds lock {self.lease.name!r} cannot be pickled: the lease belongs to"
+            " this process. Pass the name, and make another handle there."
+        )
+
     def is_of(self, holder: object) -> bool:
         """Whether it is a hold of *holder*."""
         if self.lease is None or self.lease.state.holder() is not holder:

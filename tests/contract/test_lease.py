@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import logging
 import pickle
@@ -27,9 +28,10 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from django_redislock import Lease
+    from django_redislock.lock import Lock
     from tests.conftest import Locks, MakeProxy, Spawn
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
@@ -544,6 +546,18 @@ async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
 def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) -> None:
     with distributed_lock("lottery") as lease, pytest.raises(TypeError, match="fence"):
         pickle.dumps(lease)
+
+
+@pytest.mark.proves("P10")
+@pytest.mark.parametrize("names", [["lottery"], ["lottery", "raffle"]], ids=["one", "several"])
+@pytest.mark.parametrize("twin", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
+def test_a_handle_is_pickled_or_copied_only_without_a_lease(
+    place: Place, twin: Callable[[Lock], object], names: list[str]
+) -> None:
+    lock = distributed_lock(*names)
+    with lock, pytest.raises(TypeError, match=r"holds lock 'lottery.* cannot be pickled"):
+        twin(lock)
+    twin(lock)
 
 
 def lose_with_a_callback_that_never_returns() -> None:
