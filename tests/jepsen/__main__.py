@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
+import multiprocessing
 import sys
-from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests import ROOT
+from tests.jepsen import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.jepsen.trial import Report
+    from collections.abc import Iterator
 
 PAGE = ROOT / "docs" / "jepsen.md"
 BEGIN = "<!-- measured: written by python -m tests.jepsen --write, do not edit -->"
@@ -33,15 +33,9 @@ COLUMNS = (
 
 def main() -> None:
     """Try what was asked for, show a table, and write it down on request."""
-    # However we are ended, the blocks of a trial end its servers and clients.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    import django
-
-    django.setup()
+    rows.set_up()
     from tests.jepsen import history
     from tests.jepsen.places import CONTENDERS
-    from tests.jepsen.trial import run
     from tests.support.wheels import VERSIONS, unpacked
 
     parser = argparse.ArgumentParser(prog="python -m tests.jepsen")
@@ -58,6 +52,8 @@ def main() -> None:
     )
     upgrade = "every other client has the minor version before this one"
     parser.add_argument("--upgrade", action="store_true", help=upgrade)
+    together = "all backends at the same time, in a process each"
+    parser.add_argument("--together", action="store_true", help=together)
     parser.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     if options.write and (options.backend or options.upgrade):
@@ -74,25 +70,25 @@ def main() -> None:
     first, *_, last = [options.seeds[0], *options.seeds]
     seeds = f"{first}-{last}" if last > first else first
     command = f"make jepsen SECONDS={options.seconds:g} SEED={seeds}"
-    command += " ARGS=--upgrade" * options.upgrade
-    lines = [f"`{command}`", "", _line(*COLUMNS), _line("---", "---", *["--:"] * 5)]
+    if chosen := [one for one in ("upgrade", "together") if getattr(options, one)]:
+        command += f' ARGS="--{" --".join(chosen)}"'
+    lines = [f"`{command}`", "", rows.line(*COLUMNS), rows.line("---", "---", *["--:"] * 5)]
     print("\n".join(lines), flush=True)
     wrong = []
-    for backend in options.backend or CONTENDERS:
-        reports = []
-        how = {"seconds": options.seconds, "packages": packages}
-        for seed in options.seeds:
-            keep = options.histories and options.histories / f"{backend}-{seed}.edn"
-            try:
-                report = run(backend, seed=seed, keep=keep, **how)
-            except AssertionError as error:  # The others are tried nevertheless.
-                wrong.append(f"{backend}, seed {seed}: {error}")
-                continue
-            reports.append(report)
-            wrong += [f"{backend}, seed {seed}: {one}" for one in report.wrong]
-        if reports:
-            lines.append(_row(backend, reports))
-            print(lines[-1], flush=True)
+    backends = list(options.backend or CONTENDERS)
+    try_one = partial(rows.row_of, seeds=options.seeds, seconds=options.seconds, packages=packages)
+    try_one = partial(try_one, folder=options.histories)
+    with ExitStack() as stack:
+        tried: Iterator[tuple[str, list[str]]] = map(try_one, backends)
+        if options.together:
+            spawning = multiprocessing.get_context("spawn")
+            children = ProcessPoolExecutor(len(backends), spawning, rows.set_up)
+            tried = stack.enter_context(children).map(try_one, backends)
+        for row, problems in tried:
+            wrong += problems
+            if row:
+                lines.append(row)
+                print(row, flush=True)
     if options.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
@@ -106,26 +102,6 @@ def _numbers(words: str) -> list[int]:
     """Of "3" or "1-10"."""
     first, _, last = words.partition("-")
     return list(range(int(first), int(last or first) + 1))
-
-
-def _row(backend: str, reports: Sequence[Report]) -> str:
-    """All seeds together."""
-    harm = sum((Counter(report.harm) for report in reports), Counter())
-    verdicts = [report.verdict for report in reports]
-    has_fence = reports[0].has_fence
-    return _line(
-        f"`{backend}`",
-        ", ".join(f"{what} {times}" for what, times in sorted(harm.items())),
-        sum(one.granted for one in verdicts),
-        sum(one.lost for one in verdicts),
-        sum(one.lost_with_fence for one in verdicts) if has_fence else "",
-        sum(one.refused for one in verdicts) if has_fence else "",
-        f"{max(one.longest_gap for one in verdicts):.1f} s",
-    )
-
-
-def _line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":
