@@ -84,13 +84,15 @@ def pass_on_interrupt(error: BaseException) -> None:
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     running = {frame for frame, _ in walk_stack(currentframe())}
     one: BaseException | None = error
-    while one is not None:
+    passed: list[BaseException] = []
+    while one is not None and one not in passed:  # A chain of errors may end in a circle.
         frames = [frame for frame, _ in walk_tb(one.__traceback__)]
         # Pass over an error that was kept, and one that the program handles meanwhile.
         if running.isdisjoint(frames[:1]) is (one is error):
             return
         if any(frame.f_code in codes for frame in frames):
             raise one
+        passed.append(one)
         one = one.__cause__ or one.__context__
 
 
