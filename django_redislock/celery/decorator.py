@@ -36,7 +36,7 @@ from django_redislock.celery.run import (
     replace_after_commit,
 )
 from django_redislock.decorating import runs_later
-from django_redislock.jobs.run import current_lease
+from django_redislock.jobs.run import RECOGNISED_FOR, current_lease
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import Written, check_name
@@ -149,6 +149,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     def redelivered_after(self) -> float:
         """Seconds after which the broker delivers an unacknowledged message again."""
         return visibility_timeout(self.app)
+
+    @cached_property
+    def recognised_for(self) -> float:
+        """Seconds for which a second delivery of a message is recognised."""
+        return self.redelivered_after + RECOGNISED_FOR
 
     @cached_property
     def _own_name(self) -> str:

@@ -22,7 +22,6 @@ from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE, Deferred
 from django_redislock.celery.message import acks_late, carried, seconds_left
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.jobs.run import RECOGNISED_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -224,8 +223,7 @@ def _retract_unstarted(
     if ours and (name := carried(request.headers).get("queued")):
         # A second delivery of a message that was worked off is executed if the first has failed.
         keeps = fails and acks_late(sender)
-        keep = sender.redelivered_after + RECOGNISED_FOR if keeps else 0.0
-        retract(sender, name, request.id, keep=keep)
+        retract(sender, name, request.id, keep=sender.recognised_for if keeps else 0.0)
 
 
 def hear_ends() -> None:

@@ -36,7 +36,7 @@ from django_redislock.celery.message import (
 )
 from django_redislock.celery.options import NEWEST, Conflict
 from django_redislock.exceptions import LockLost, LockMisuse
-from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, Named, RunOutcome, running
+from django_redislock.jobs.run import JobRun, Named, RunOutcome, running
 from django_redislock.lease import Lease
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
@@ -174,9 +174,7 @@ class TaskRun(JobRun):
             self._most_starts = self.options.give_up_after
             tries = f"{request.replaced_task_nesting or 0}.{request.retries or 0}"
             # Its duplicates are recognised by this, see lua/_task_of.lua.
-            self.marker = RunMarker(
-                f"{self.id}/{self.call}:{tries}", task.redelivered_after + RECOGNISED_FOR
-            )
+            self.marker = RunMarker(f"{self.id}/{self.call}:{tries}", task.recognised_for)
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]" if self.id else str(self.task.name)
@@ -591,9 +589,8 @@ class TaskRun(JobRun):
             LockMisuse: They name another lock here, after the broker has changed them.
         """
         args, kwargs, shown = unpacked(self.task.app, last)
-        names = [self.task.lock_name(tuple(args), kwargs)]
-        if self.task.limits_of:
-            names = [limit.name for limit in self.task.limits_of(tuple(args), kwargs)]
+        limits = self.task.limits_of(tuple(args), kwargs) if self.task.limits_of else ()
+        names = [limit.name for limit in limits] or [self.task.lock_name(tuple(args), kwargs)]
         own = [limit.name for limit in self.limits] or [self.name]
         if other := [name for name in names if name not in own]:
             raise LockMisuse(
