@@ -29,8 +29,22 @@ if TYPE_CHECKING:
 
     from tests.celery.project.stage import Stage
     from tests.conftest import MakeProxy, MakeServer
+    from tests.support.proxy import Proxy
 
 pytest_plugins = ["tests.celery.project.stage"]
+
+
+@pytest.fixture
+def workers_proxy(
+    own_stage: Stage, settings: Any, make_server: MakeServer, make_proxy: MakeProxy
+) -> Proxy:
+    """Between Redis and a worker of the test's own, which has started; callers pass it by."""
+    server = make_server()
+    proxy = make_proxy(server)
+    own_stage.redislock["default"]["LOCATION"] = proxy.url
+    own_stage.start()
+    settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+    return proxy
 
 
 def waiting(stage: Stage) -> int:
@@ -315,26 +329,19 @@ class TestWithWorker:
     def test_a_call_of_whose_start_the_server_was_not_told_is_forgotten_at_its_end(
         self,
         own_stage: Stage,
-        settings: Any,
-        make_server: MakeServer,
-        make_proxy: MakeProxy,
+        workers_proxy: Proxy,
         task: str,
         ends: str,
     ) -> None:
-        server = make_server()
-        proxy = make_proxy(server)
-        own_stage.redislock["default"]["LOCATION"] = proxy.url
-        own_stage.start()
-        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
         key, call = own_stage.key(), own_stage.task(task)
         args = (key, "what") if task == "queued_newest" else (key,)
-        rule = proxy.rule_for_script(scripts.RETRACT.sha, "cut_before", times=None)
+        rule = workers_proxy.rule_for_script(scripts.RETRACT.sha, "cut_before", times=None)
         fails = "crash" if task == "queued_newest" else "fail"
         first = call.delay(*args, hold=True, **{fails: ends == "badly"})
         own_stage.wait_for(key, "start")
         assert call.delay(*args).id == first.id, "it is dropped"
         assert rule.hits
-        proxy.clear_rules()
+        workers_proxy.clear_rules()
         own_stage.open_gate(key)
         first.get(timeout=PATIENCE, propagate=False)
 
@@ -509,19 +516,14 @@ class TestNewest:
 
     @pytest.mark.slow
     def test_also_if_celery_retries_it_since_redis_did_not_answer(
-        self, own_stage: Stage, settings: Any, make_server: MakeServer, make_proxy: MakeProxy
+        self, own_stage: Stage, workers_proxy: Proxy
     ) -> None:
-        server = make_server()
-        proxy = make_proxy(server)
-        own_stage.redislock["default"]["LOCATION"] = proxy.url
-        own_stage.start()
-        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
-        proxy.refuse()
+        workers_proxy.refuse()
         key, call = own_stage.key(), own_stage.task("queued_newest_raising")
         first = call.delay(key, "first")
         own_stage.wait_for_log(f"[{first.id}] retry: Retry in")
         assert call.delay(key, "second").id == first.id
-        proxy.heal()
+        workers_proxy.heal()
         assert own_stage.result(first) == f"did {key}"
         assert self.said(own_stage, key) == ["second"]
 
@@ -688,19 +690,14 @@ class TestPutOff:
 
     @pytest.mark.slow
     def test_also_while_redis_does_not_answer_it(
-        self, own_stage: Stage, settings: Any, make_server: MakeServer, make_proxy: MakeProxy
+        self, own_stage: Stage, workers_proxy: Proxy
     ) -> None:
-        server = make_server()
-        proxy = make_proxy(server)
-        own_stage.redislock["default"]["LOCATION"] = proxy.url
-        own_stage.start()
-        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
-        proxy.refuse()
+        workers_proxy.refuse()
         key = own_stage.key()
         first = own_stage.send("queued_hopeful", key)
         own_stage.wait_for_log(f"[{first.id}]: Lock {key!r} is unavailable")
         assert own_stage.send("queued_hopeful", key).id == first.id
-        proxy.heal()
+        workers_proxy.heal()
         assert own_stage.result(first) == f"did {key}"
         assert own_stage.result(own_stage.send("queued_hopeful", key)) == f"did {key}"
         assert own_stage.count(key, "start") == 2

@@ -365,16 +365,10 @@ def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
     heal(own_server, locks, healing)
 
 
-@pytest.mark.proves("R13")
-@transient
-def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
-    text: str,
-    trouble: Callable[[Server], Commands],
-    caller: Caller,
-    locks: Locks,
-    own_server: Server,
+def await_the_end_of(
+    trouble: Callable[[Server], Commands], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
-    locks.configure(UNAVAILABLE_AFTER=math.inf)
+    """Acquire a lock while the server is in trouble, and is healed meanwhile."""
     locks.redis.config_set("busy-reply-threshold", 50)
     healing = trouble(own_server)
     future = caller.begin(distributed_lock(NAME, wait=HUNG))
@@ -385,17 +379,24 @@ def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
 
 
 @pytest.mark.proves("R13")
+@transient
+def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
+    text: str,
+    trouble: Callable[[Server], Commands],
+    caller: Caller,
+    locks: Locks,
+    own_server: Server,
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=math.inf)
+    await_the_end_of(trouble, caller, locks, own_server)
+
+
+@pytest.mark.proves("R13")
 def test_r13_a_busy_server_is_tried_again_by_a_connection_that_selects_a_database_too(
     caller: Caller, locks: Locks, own_server: Server
 ) -> None:
     locks.configure(LOCATION=f"{own_server.url.removesuffix('0')}1", UNAVAILABLE_AFTER=math.inf)
-    locks.redis.config_set("busy-reply-threshold", 50)
-    healing = script_that_never_ends(own_server)
-    future = caller.begin(distributed_lock(NAME, wait=HUNG))
-    with pytest.raises(TimeoutError):
-        future.result(0.3)
-    heal(own_server, locks, healing)
-    assert future.result(HUNG)
+    await_the_end_of(script_that_never_ends, caller, locks, own_server)
 
 
 @pytest.mark.proves("R7")

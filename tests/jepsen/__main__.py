@@ -76,8 +76,8 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     wrong = []
     backends = list(options.backend or CONTENDERS)
-    try_one = partial(rows.row_of, seeds=options.seeds, seconds=options.seconds, packages=packages)
-    try_one = partial(try_one, folder=options.histories)
+    how = {"seeds": options.seeds, "seconds": options.seconds, "packages": packages}
+    try_one = partial(rows.row_of, folder=options.histories, **how)
     with ExitStack() as stack:
         tried: Iterator[tuple[str, list[str]]] = map(try_one, backends)
         if options.together:
