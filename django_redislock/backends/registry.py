@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from inspect import isabstract
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
@@ -64,7 +65,7 @@ def make(conf: Conf) -> Backend:
         raise ImproperlyConfigured(
             f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} cannot be imported: {error}"
         ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+    if not (isinstance(cls, type) and issubclass(cls, Backend)) or isabstract(cls):
         raise ImproperlyConfigured(
             f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} is no backend of locks."
         )

@@ -13,6 +13,7 @@ import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
+from redis import CredentialProvider
 
 from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import ClusterBackend, InMemoryBackend, RedisBackend
@@ -176,6 +177,26 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
         ),
         ({"OPTIONS": {"username": ("locks",)}}, "['OPTIONS']['username']", "a string, not tuple"),
         ({"OPTIONS": {"client_name": True}}, "['OPTIONS']['client_name']", "a string, not bool"),
+        ({"OPTIONS": {"client_name": "a b"}}, "['OPTIONS']['client_name']", "no space.* 'a b'"),
+        ({"OPTIONS": {"client_name": "b\u00fc"}}, "['OPTIONS']['client_name']", "visible ASCII"),
+        ({"OPTIONS": {"client_name": b"a\n"}}, "['OPTIONS']['client_name']", "visible ASCII"),
+        ({"LOCATION": "redis://a?client_name=a+b"}, "['LOCATION']", "client_name after"),
+        ({"OPTIONS": {"credential_provider": "a"}}, "['OPTIONS']['credential_provider']", "str"),
+        (
+            {"OPTIONS": {"credential_provider": CredentialProvider}},
+            "['OPTIONS']['credential_provider']",
+            "an instance of .* not CredentialProvider",
+        ),
+        (
+            {"OPTIONS": {"credential_provider": CredentialProvider(), "password": "a"}},
+            "['LOCATION'] with OPTIONS",
+            "cannot be passed along with",
+        ),
+        (
+            {"LOCATION": "rediss://a", "OPTIONS": {"ssl_cert_reqs": "a"}},
+            "['LOCATION'] with OPTIONS",
+            "Flag: a",
+        ),
         ({"OPTIONS": {"protocol": 4}}, "['OPTIONS']['protocol']", "3, or 2 for a proxy .*, not 4"),
         ({"OPTIONS": {"protocol": "2"}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not '2'"),
         ({"OPTIONS": {"protocol": True}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not True"),
@@ -185,6 +206,7 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
         ({"LOCATION": ["redis://a", "redis://b"]}, "['LOCATION']", "one server"),
         ({"BACKEND": "not.there.Backend"}, "['BACKEND']", "cannot be imported"),
         ({"BACKEND": "django_redislock.conf.Conf"}, "['BACKEND']", "Conf"),
+        ({"BACKEND": "django_redislock.backends.base.Backend"}, "['BACKEND']", "no backend"),
         ({**IN_MEMORY, "REPLICAS_ACK": 1}, "['REPLICAS_ACK']", "InMemoryBackend"),
     ],
 )

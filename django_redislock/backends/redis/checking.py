@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis.asyncio
 from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import RedisError
 
 from django_redislock.backends.redis.async_connection import AsyncConnection
 from django_redislock.backends.redis.connection import Connection
@@ -73,6 +74,12 @@ def checked_dialer(
         setting = of_url if has_option(url, error) else of_options
         raise ImproperlyConfigured(
             f"{setting} has an option that redis-py does not accept: {error}"
+        ) from error
+    except RedisError as error:
+        # It quotes no password: redis-py takes any. Options may stand in either setting.
+        says = " ".join(str(error).split())
+        raise ImproperlyConfigured(
+            f"{of_url} with OPTIONS cannot be used, says redis-py: {says}"
         ) from error
     except Exception:  # noqa: BLE001 - whatever a URL parser raises
         # The text may quote a part of the URL, and so of the password: from None.

@@ -20,6 +20,8 @@ _SENTINELS = (
     "use SentinelBackend, with LOCATION a list of redis://host:26379 and OPTIONS['service_name']"
 )
 _CLUSTER = "for a cluster use ClusterBackend, with LOCATION ['redis://host-1:6379', ...]"
+_CLIENT_NAME = re.compile("[!-~]*")
+_NO_CLIENT_NAME = "must have only visible ASCII characters and no space"
 _NO_DATABASE = "must be the number of a database, 0 or greater"
 
 
@@ -92,6 +94,8 @@ def _check_query(parts: SplitResult) -> None:
             raise ValueError(f"has a db after the ? that {_NO_DATABASE}")
         if parts.scheme != "unix" and parts.path.strip("/"):
             raise ValueError("names a database twice, after the host and after the ?")
+    if not _CLIENT_NAME.fullmatch(dict(query).get("client_name", "")):
+        raise ValueError(f"has a client_name after the ? that {_NO_CLIENT_NAME}")
 
 
 def check_options(url: str, options: Mapping[str, Any]) -> None:
@@ -114,6 +118,19 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
         if isinstance(value, bool) or not is_packable:
             # The value may be a secret, so it is not shown.
             raise ValueError(f"[{name!r}] must be a string, not {type(value).__name__}")
+    client_name = options.get("client_name")
+    if isinstance(client_name, bytes):
+        client_name = client_name.decode(errors="replace")
+    if isinstance(client_name, str) and not _CLIENT_NAME.fullmatch(client_name):
+        raise ValueError(f"['client_name'] {_NO_CLIENT_NAME}, not {client_name!r}")
+    provider = options.get("credential_provider")
+    if provider is not None and (
+        isinstance(provider, type) or not callable(getattr(provider, "get_credentials", None))
+    ):
+        what = provider.__name__ if isinstance(provider, type) else type(provider).__name__
+        raise ValueError(
+            f"['credential_provider'] must be an instance of redis.CredentialProvider, not {what}"
+        )
 
 
 def check_protocol(url: str, options: Mapping[str, Any], protocols: Collection[int]) -> None:
