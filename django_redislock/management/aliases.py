@@ -1,14 +1,17 @@
-"""Asks several aliases. A server that does not answer must not hide the others."""
+"""Asks several aliases. One that cannot answer must not hide the others."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import conf, held
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 Answer = TypeVar("Answer", held.HeldLocks, held.Records)
 
@@ -34,6 +37,21 @@ def named(alias: str | None) -> list[str]:
     return [alias]
 
 
+@contextmanager
+def noting(problems: dict[str, str], alias: str, asked: Sequence[str]) -> Iterator[None]:
+    """Note in *problems* why *alias*, one of those *asked*, cannot answer.
+
+    Raises:
+        ImproperlyConfigured: Something is wrong about the only alias that is asked.
+    """
+    try:
+        yield
+    except (LockUnavailable, ImproperlyConfigured) as error:
+        if len(asked) == 1 and isinstance(error, ImproperlyConfigured):
+            raise
+        problems[alias] = held.problem(error, alias)
+
+
 def of_each(
     aliases: list[str], question: Callable[[str], Answer]
 ) -> tuple[dict[str, Answer], dict[str, str]]:
@@ -41,11 +59,8 @@ def of_each(
     answers: dict[str, Answer] = {}
     problems: dict[str, str] = {}
     for alias in aliases:
-        try:
+        with noting(problems, alias, aliases):
             answers[alias] = question(alias)
-        except LockUnavailable as error:
-            problems[alias] = held.problem(error, alias)
-        else:
             if silent := answers[alias].silent:
                 problems[alias] = " ".join(held.silence(silent, alias).values())
     return answers, problems

@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError
 from django_redislock import held, task_runs
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.conf import conf
-from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.management import aliases
 from django_redislock.management.console import FOUND, USAGE, finish
@@ -69,7 +69,7 @@ def explain(
         asked = aliases.named(alias)
         _add_job(known, what, asked)
     else:
-        _add_name(known, what, using)
+        _add_name(known, what, using, aliases.named(alias))
         if not known.facts:
             asked = aliases.named(alias)
             _add_task(known, what, asked)
@@ -90,10 +90,9 @@ def explain(
         for fact in facts:
             lock = f"{pasteable(fact.lock)}: " if several and fact.lock else ""
             console.print([f"{_time(fact.at)}  {lock}{visible(fact.says)}"])
-        kept = duration(min(conf(one).records_for for one in asked))
-        console.print(
-            [*map(visible, known.notes), f"No more is known. Records are kept for {kept}."]
-        )
+        kept = min((conf(one).records_for for one in asked if one not in known.problems), default=0)
+        says = f"No more is known. Records are kept for {duration(kept)}." * bool(kept)
+        console.print([*map(visible, known.notes), *filter(None, [says])])
     if not facts and not known.problems:
         notes = [] if json else map(visible, known.notes)
         raise CommandError(
@@ -105,28 +104,23 @@ def explain(
 def _add_job(known: Known, job: str, asked: Sequence[str]) -> None:
     """Add what became of the runs of a job, under all its locks."""
     for using in asked:
-        try:
+        with aliases.noting(known.problems, using, asked):
             records = held.records(using=using, limit=task_runs.MOST_NAMES, task=job)
-        except LockUnavailable as error:
-            known.problems[using] = held.problem(error, using)
-            continue
-        # Of no lock in particular.
-        facts = _of_record(records.of_job(job), set())
-        known.facts.extend(fact._replace(lock="") for fact in facts)
-        if records.silent:
-            known.problems[using] = " ".join(held.silence(records.silent, using).values())
+            # Of no lock in particular.
+            facts = _of_record(records.of_job(job), set())
+            known.facts.extend(fact._replace(lock="") for fact in facts)
+            if records.silent:
+                known.problems[using] = " ".join(held.silence(records.silent, using).values())
 
 
-def _add_name(known: Known, name: str, using: str) -> None:
+def _add_name(known: Known, name: str, using: str, asked: Sequence[str]) -> None:
     """Add what is known of the lock *name*. If it cannot be one, it may be a task's id."""
     try:
         meant = meant_by(name)
     except InvalidLockName:
         return
-    try:
+    with aliases.noting(known.problems, using, asked):
         known.facts.extend(_of_locks(meant, using))
-    except LockUnavailable as error:
-        known.problems[using] = held.problem(error, using)
     completed = CompletedRun.objects.using(DEFAULT_DATABASE)
     _add_completed(known, completed.of(meant[-1].label).filter(alias=using))
 
@@ -134,28 +128,30 @@ def _add_name(known: Known, name: str, using: str) -> None:
 def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
     """Add what is known of the call with this id: to the lock servers, a database and Celery."""
     for using in asked:
-        try:
-            permits, partial, silent = held.known_permits(MOST_EXAMINED, using=using)
-            by_name: dict[str, list[Permit]] = {}  # The permits of a name are told of together.
-            for permit in permits:
-                by_name.setdefault(permit.name, []).append(permit)
-            names = iter(by_name.values())
-            while some := [*islice(names, LOOKED_AT_ONCE)]:
-                facts = _of_locks([*chain.from_iterable(some)], using, task_id)
-                known.facts.extend(fact for fact in facts if fact.owner.is_task(task_id))
-        except LockUnavailable as error:
-            known.problems[using] = held.problem(error, using)
-            continue
-        if partial:
-            known.notes.append(
-                f"Only {counted(len(permits), 'lock')} of {using!r} were looked at: those that end"
-                " first, and those that tasks ran under last."
-            )
-        if silent:
-            known.problems[using] = " ".join(held.silence(silent, using).values())
+        with aliases.noting(known.problems, using, asked):
+            _add_calls(known, task_id, using)
     completed = CompletedRun.objects.using(DEFAULT_DATABASE)
     _add_completed(known, completed.filter(task_id=task_id, alias__in=asked))
     _add_result(known, task_id)
+
+
+def _add_calls(known: Known, task_id: str, using: str) -> None:
+    """Add what the lock servers of an alias know of the call with this id."""
+    permits, partial, silent = held.known_permits(MOST_EXAMINED, using=using)
+    by_name: dict[str, list[Permit]] = {}  # The permits of a name are told of together.
+    for permit in permits:
+        by_name.setdefault(permit.name, []).append(permit)
+    names = iter(by_name.values())
+    while some := [*islice(names, LOOKED_AT_ONCE)]:
+        facts = _of_locks([*chain.from_iterable(some)], using, task_id)
+        known.facts.extend(fact for fact in facts if fact.owner.is_task(task_id))
+    if partial:
+        known.notes.append(
+            f"Only {counted(len(permits), 'lock')} of {using!r} were looked at: those that end"
+            " first, and those that tasks ran under last."
+        )
+    if silent:
+        known.problems[using] = " ".join(held.silence(silent, using).values())
 
 
 def _of_locks(permits: Sequence[Permit], using: str, task_id: str = "") -> Iterator[Fact]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_redislock import conf, held
@@ -26,7 +28,7 @@ def show(console: Console, *, alias: str | None, ping: Ping | None, **options: A
     """Show the records of these locks, of all chosen ones, of a job, or of all."""
     try:
         _show(console, alias=alias, ping=ping, **options)
-    except LockUnavailable as error:
+    except (LockUnavailable, ImproperlyConfigured) as error:
         if ping:
             _tell(ping, [held.problem(error, alias or DEFAULT_ALIAS)])
         raise
@@ -159,7 +161,9 @@ def _records(
 def _check_known(no_success_for: float, using: list[str]) -> None:
     """Refuse a time for which records are not kept."""
     for alias in using:
-        longest = conf.conf(alias).records_for
+        longest = math.inf
+        with aliases.noting({}, alias, using):  # The problem is told where its records are read.
+            longest = conf.conf(alias).records_for
         if no_success_for > longest:
             raise CommandError(
                 f"--no-success-for must be {duration(longest)} at most: records are not kept for"

@@ -224,3 +224,16 @@ def test_a_server_that_does_not_answer_hides_no_other(settings: Any) -> None:
     assert outcome.err.startswith("The server 127.0.0.1:1 (silent) cannot answer: ")
     outcome = locks_command("explain", "lottery", "--alias", "silent")
     assert (outcome.status, outcome.out) == (3, "")
+
+
+@pytest.mark.parametrize("what", [[ID], ["lottery.tasks.draw", "--job"]])
+def test_an_alias_with_a_wrong_setting_hides_no_other(settings: Any, what: list[str]) -> None:
+    one = settings.REDISLOCK["default"]
+    run("lottery", ID)
+    settings.REDISLOCK = {"default": {**one, "TTL": "soon"}, "other": one}
+    outcome = locks_command("explain", *what)
+    assert outcome.status == 3
+    assert "It ended well" in outcome.out
+    assert outcome.err.startswith("REDISLOCK['default']['TTL'] must be a number of seconds")
+    settings.REDISLOCK = {"default": {**one, "TTL": "soon"}}
+    assert locks_command("explain", *what).status == 2

@@ -322,6 +322,30 @@ def test_an_alias_whose_server_is_silent_does_not_hide_the_others(settings: Any,
     assert (outcome.status, outcome.out) == (3, "")  # Nobody knows that no lock is held.
 
 
+def test_an_alias_with_a_wrong_setting_does_not_hide_the_others(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"wrong": {**one, "TTL": "soon"}, "default": one}
+    ran("report", "first")
+    with held_by("lottery"):
+        (lock,) = locks_command("--alias", "default", "--json").json
+        for act in (
+            ("list",),
+            ("watch",),
+            ("runs",),
+            ("runs", "--no-success-for", "26h"),
+            ("metrics", "--no-doctor"),
+        ):
+            outcome = locks_command(*act)
+            assert outcome.status == 3, act
+            assert any(one in outcome.out for one in ("lottery", "report", "success")), act
+            assert "REDISLOCK['wrong']['TTL'] must be a number of seconds" in outcome.err, act
+        assert locks_command("release", "--id", "0123456789abcdef").status == 3
+        assert locks_command("release", "--id", lock["id"], "--yes").status == 0
+    assert locks_command("list", "--alias", "wrong").status == 2
+    settings.REDISLOCK = {"wrong": {**one, "TTL": "soon"}}
+    assert locks_command("list").status == 2
+
+
 @pytest.mark.parametrize("option", ["--prefix", "--search"])
 def test_a_name_is_found_in_any_form_of_the_same_letters(option: str) -> None:
     with held_by("caf\u00e9"):

@@ -367,19 +367,18 @@ def _why_not_released(name: str, using: str) -> str:
 
 def _with_id(lease: str, alias: str | None) -> held.HeldLock:
     """The held lock with this lease, in the named alias or else in all."""
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     bounded = False
-    for using in aliases.named(alias):
-        try:
+    asked = aliases.named(alias)
+    for using in asked:
+        found: list[held.HeldLock] = []
+        with aliases.noting(problems, using, asked):  # Another one may have it.
             found = list(islice(held.every(using=using), held.MOST_LOOKS + 1))
-        except LockUnavailable as error:  # Another one may have it.
-            problems.append(held.problem(error, using))
-            continue
         bounded = bounded or len(found) > held.MOST_LOOKS
         for lock in found[: held.MOST_LOOKS]:
             if lock.id == lease:
                 return lock
-    finish(problems)
+    finish(problems.values())
     where = f"among the first {held.MOST_LOOKS} locks; say its NAME too" if bounded else "held"
     raise CommandError(f"No lease {visible(lease)!r} is {where}.", returncode=FOUND)
 
