@@ -14,7 +14,7 @@ from django_redislock import held
 from django_redislock.conf import aliases, conf
 from django_redislock.humanize import visible
 from django_redislock.lock import distributed_lock
-from django_redislock.rules.arguments import SHORTEST_TTL
+from django_redislock.rules.arguments import SHORTEST_TTL, seconds, text
 
 PROBE = "django_redislock:health-check"
 
@@ -27,11 +27,21 @@ class Locks(HealthCheck):  # type: ignore[misc] # the package has no types
 
     Args:
         alias: The alias in REDISLOCK; all of them by default.
-        timeout: How long each alias may take. They are asked at the same time.
+        timeout: How long each alias may take, as a timedelta or in seconds. They are asked at the
+            same time.
+
+    Raises:
+        ValueError: Names the argument that is of a wrong type or not in range.
     """
 
     alias: str | None = None
     timeout: timedelta = field(default=timedelta(seconds=5), repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse wrong arguments where the URL is written, not at the first request."""
+        if self.alias is not None:
+            text(self.alias, "alias")
+        self.timeout = timedelta(seconds=seconds(self.timeout, "timeout", least=SHORTEST_TTL))
 
     async def run(self) -> None:
         """Raises ServiceUnavailable, which says of each alias what is wrong, without secrets."""

@@ -6,11 +6,12 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from asgiref.sync import async_to_sync
 from django.test import RequestFactory
 from health_check.views import HealthCheckView  # Of django-health-check, from PyPI.
 
-from django_redislock.contrib.health_check import PROBE
+from django_redislock.contrib.health_check import PROBE, Locks
 from tests.support.others import held_by
 
 if TYPE_CHECKING:
@@ -73,3 +74,20 @@ async def test_a_server_that_hangs_is_told_within_the_time_limit(
     assert time.monotonic() - started < 10
     assert status == 500
     assert "did not answer within 0.5 s" in says
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({"timeout": "5"}, "timeout must be a number of seconds or a timedelta, not '5'"),
+        ({"timeout": 0}, r"timeout must be at least 0\.05 seconds"),
+        ({"alias": 5}, "alias must be a non-empty string, not 5"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_its_name(arguments: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        Locks(**arguments)
+
+
+def test_a_timeout_may_be_a_number_of_seconds() -> None:
+    assert Locks(timeout=2).timeout == timedelta(seconds=2)  # type: ignore[arg-type]
