@@ -89,7 +89,7 @@ def main() -> None:
             if row:
                 lines.append(row)
                 print(row, flush=True)
-    if options.write:
+    if options.write and not wrong:  # Else rows are missing, or stand for fewer seeds.
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
         measured = "\n".join([BEGIN, "", *lines, "", END])
