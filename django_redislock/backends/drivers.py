@@ -7,8 +7,10 @@ sessions, begin() and abegin().
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +18,7 @@ from django_redislock import clock, process
 from django_redislock.rules.steps import Call, Calls, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from django_redislock.process import Process
     from django_redislock.rules.forms import Form
@@ -158,6 +160,27 @@ async def to_its_end(
         return future, put_off
     finally:
         del future, put_off  # See _first_step().
+
+
+def start_in_thread(work: Callable[[], Result], name: str) -> Future[Result]:
+    """The outcome of *work*, which a thread of its own does.
+
+    It is a daemon: if it hangs, it does not keep the process from its end. An event loop's executor
+    may have no thread free, and none at all while the interpreter ends.
+    """
+    outcome: Future[Result] = Future()
+
+    def do() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            outcome.set_exception(error)
+
+    try:
+        threading.Thread(target=do, name=name, daemon=True).start()
+    except RuntimeError:  # No more threads, or the interpreter is shutting down.
+        do()
+    return outcome
 
 
 def _check_process(made_in: Process) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +268,16 @@ def test_what_needs_scripts_is_unavailable_and_says_so(
     with pytest.raises(LockUnavailable, match=r"need EVAL.*allow \+eval and \+evalsha"):
         use()
     assert place.locks.keys() == []
+
+
+@unscripted
+async def test_awaiting_needs_no_thread_of_the_event_loop(place: ServerPlace) -> None:
+    """All may be busy for longer than `wait`, and there are none when the interpreter ends."""
+    threads = ThreadPoolExecutor()
+    threads.shutdown()
+    asyncio.get_running_loop().set_default_executor(threads)
+    async with distributed_lock("lottery") as lease:
+        assert lease.held
 
 
 @unscripted

@@ -498,7 +498,7 @@ def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(
         if not interruption.place:
             break
         places.add(interruption.place)
-    assert {"Dialer.dial", "_in_thread"} <= places
+    assert {"Dialer.dial", "start_in_thread"} <= places
     wait_until(lambda: len(dialer._places._items) == DIALS_BY_NAME)
     gc.collect()  # Here, and not in another test, which would hear of sockets not closed.
 

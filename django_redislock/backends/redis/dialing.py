@@ -6,9 +6,7 @@ from __future__ import annotations
 # the child would wait for the end of that import for ever.
 import encodings.idna  # noqa: F401
 import math
-import threading
 import time
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -23,6 +21,7 @@ from redis.asyncio.connection import parse_url as async_parse_url
 from redis.connection import parse_url
 from redis.credentials import CredentialProvider
 
+from django_redislock.backends.drivers import start_in_thread
 from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.async_connection import AsyncConnection
 from django_redislock.backends.redis.connection import Connection
@@ -31,6 +30,7 @@ from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
 DIALS_BY_NAME = 16  # At most under way at once, each in a thread of its own.
 
@@ -41,6 +41,8 @@ TLS_SHARED_FOR = 60.0
 OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
 
 PROTOCOLS = (2, 3)  # Versions of RESP.
+
+DIALING = "redislock-dial"  # The name of a thread.
 
 # Options of redis-py that are not the user's to choose.
 _OURS: dict[str, Any] = {
@@ -73,23 +75,7 @@ def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Connection]:
 
     So no caller has to wait for so long, and a late connection is there for the next try.
     """
-    return _in_thread(partial(dialer.dial, seconds))
-
-
-def _in_thread(dial: Callable[[], Connection]) -> Future[Connection]:
-    outcome: Future[Connection] = Future()
-
-    def work() -> None:
-        try:
-            outcome.set_result(dial())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            outcome.set_exception(error)
-
-    try:
-        threading.Thread(target=work, name="redislock-dial", daemon=True).start()
-    except RuntimeError:  # No more threads, or the interpreter is shutting down.
-        work()
-    return outcome
+    return start_in_thread(partial(dialer.dial, seconds), DIALING)
 
 
 def check_version(hello: Any) -> None:
@@ -171,7 +157,7 @@ class Dialer:
             finally:
                 place.clear()
 
-        outcome = _in_thread(dial)
+        outcome = start_in_thread(dial, DIALING)
         try:
             return outcome.result(max(until - time.monotonic(), 0))
         except TimeoutError as error:

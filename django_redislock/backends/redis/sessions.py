@@ -364,14 +364,15 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
     The flow must not begin to undo the work before that.
     """
-    call, cancelled = await drivers.to_its_end(asyncio.to_thread(work))
+    outcome = drivers.start_in_thread(work, "redislock-call")
+    call, cancelled = await drivers.to_its_end(asyncio.wrap_future(outcome))
     try:
         if cancelled is not None:
             retrieve(call)
             raise cancelled
         return call.result()
     finally:
-        del call, cancelled  # See drivers._first_step().
+        del call, cancelled, outcome  # See drivers._first_step().
 
 
 def _bell(ring: bytes | None) -> Bell:
