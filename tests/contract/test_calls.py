@@ -96,7 +96,7 @@ def test_a_cycle_is_a_short_way(locks: Locks) -> None:
         with Trace() as trace, distributed_lock("lottery"):
             pass
         ways.append(trace.way)
-    assert one_is_at_most(ways, calls=40, files=10, switches=24), ways
+    assert one_is_at_most(ways, calls=36, files=10, switches=23), ways
 
 
 async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
@@ -107,7 +107,7 @@ async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
             async with distributed_lock("lottery"):
                 pass
         ways.append(trace.way)
-    assert one_is_at_most(ways, calls=48, files=10, switches=26), ways
+    assert one_is_at_most(ways, calls=45, files=10, switches=26), ways
 
 
 @contextmanager
