@@ -10,8 +10,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from django_redislock.exceptions import InvalidLockName
-from django_redislock.jobs.naming import delivered, shown
 from django_redislock.rules.names import check_name, check_shared, formatter
+from django_redislock.rules.values import delivered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +59,7 @@ def naming(
         return model.model_validate(value, **(validation or {}))
 
     if isinstance(key, str):
-        formatted = formatter(key, run, see=see if models else None, show=shown)
+        formatted = formatter(key, run, see=see if models else None)
         if own and any(_first_name(field) == own for _, field, _, _ in Formatter().parse(key)):
             raise _names_the_task(repr(key), own)
         return lambda args, kwargs: formatted((*itself, *args), kwargs)

@@ -15,7 +15,6 @@ from django_redislock.decorating import (
     is_decorated,
     without_transaction,
 )
-from django_redislock.jobs.naming import shown
 from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import JobRun, Named
 from django_redislock.lock import explaining
@@ -260,7 +259,7 @@ def naming(name: str | None, function: Callable[..., Any], job: str) -> NameOf:
         job: The full name of the job.
     """
     if name is not None:
-        return formatter(name, function, show=shown)
+        return formatter(name, function)
     own = check_name(job)
     return lambda args, kwargs: own
 

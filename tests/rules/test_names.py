@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from enum import Enum
 from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,13 +102,35 @@ def test_a_name_is_made_of_the_arguments_of_a_call() -> None:
     assert first((), {}) == "daily"
 
 
-def test_what_is_seen_and_what_is_shown_stands_for_an_argument() -> None:
+def test_what_is_seen_stands_for_an_argument() -> None:
     def draw(order: Any, note: Any) -> None: ...
 
     seen = formatter("{order}", draw, see=lambda name, value: f"{name}={value}")
     assert seen((7, "x"), {}) == "order=7"
-    shown = formatter("{order}-{order.real}", draw, show=lambda value: f"<{value}>")
-    assert shown((7, "x"), {}) == "<7>-<7>"
+    seen = formatter("{order.imag}-{note}", draw, see=lambda name, value: value)
+    assert seen((7, "x"), {}) == "0-x"
+
+
+@pytest.mark.parametrize(
+    ("value", "equal", "text"),
+    [
+        ({0, 8}, {8, 0}, "[0, 8]"),  # Sets list what collides in the order in which it came.
+        (frozenset("ab"), {"b", "a"}, "['a', 'b']"),
+        ({"a": 1, "b": {8, 0}}, {"b": {0, 8}, "a": 1}, "{'a': 1, 'b': [0, 8]}"),
+        ((1, 2), [1, 2], "[1, 2]"),
+        (Enum("Status", {"PAID": "paid"}, type=str)["PAID"], "paid", "paid"),
+        (Enum("Size", {"BIG": 3}, type=int)["BIG"], 3, "3"),
+    ],
+    ids=["set", "frozenset", "dict", "tuple", "text of an enum", "number of an enum"],
+)
+@pytest.mark.parametrize("field", ["{order}", "{order!s}", "{note.order}", "{note.all[0]}"])
+def test_equal_values_make_equal_names(field: str, value: Any, equal: Any, text: str) -> None:
+    def draw(order: Any, note: Any) -> None: ...
+
+    name_of = formatter(field, draw)
+    for one in (value, equal):
+        note = SimpleNamespace(order=one, all=[one])
+        assert name_of((one, note), {}) == text
 
 
 def test_a_name_that_cannot_be_made_says_why() -> None:
