@@ -418,7 +418,7 @@ def test_a_hand_over_is_confirmed_at_once_also_by_a_server_that_has_just_been_re
     caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The watchdog would confirm it later.
-    monkeypatch.setattr(Watchdog, "watch", lambda watchdog, lease: None)
+    monkeypatch.setattr(Watchdog, "watch", lambda watchdog, lease, *at: None)
     with rival(ttl=60):
         waiter = caller.begin_waiting(distributed_lock(NAME), locks)
         locks.redis.script_flush()
