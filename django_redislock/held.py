@@ -326,7 +326,8 @@ def force_release(
         call = Call(scripts.FORCE_RELEASE, one.name, args, backend.within, permit=one.number)
         return ForceReleaseReply(*backend.run(flows.result_of(call)))
 
-    extra = dict(logs.of(lock=name, alias=using, lease=id, reason=reason or None))
+    known = {"lock": name, "alias": using, "lease": id, "reason": reason or None}
+    extra = logs.of(**known)
     # Anybody may write owners, operators and reasons: with %r none forges a line of the log.
     try:  # No two leases have the same id, so at most one is ended.
         reply = next((one for one in map(end, meant) if one.word == RELEASED), None)
@@ -340,7 +341,7 @@ def force_release(
         return False
     owner = read_holding(reply.value).owner
     holder = str(owner)
-    extra |= {"job": owner.task or None, "task_id": owner.task_id or None}
+    extra = logs.of(**known, job=owner.task or None, task_id=owner.task_id or None)
     text = "Lock %r (%s): lease %r of %r released by %r, reason %r"
     audit.warning(text, name, using, id, holder, by, reason, extra=extra)
     news = {"name": name, "template": name, "using": using, "id": id, "holder": holder, "by": by}

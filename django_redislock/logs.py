@@ -10,6 +10,8 @@ from django_redislock.activity import current_activity
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_KNOWN = "_redislock"  # Of a record on its way: what the caller knows of the FIELDS.
+
 # Formatters may rely on these attributes of a record; None where the package does not know them.
 # docs/monitoring.md explains each.
 FIELDS = ("lock", "alias", "lease", "fence", "reason", "waited", "held_for", "task_id", "job")
@@ -40,12 +42,15 @@ def logger(name: str) -> logging.Logger:
 def of(held: OfLease | None = None, /, **known: Any) -> Mapping[str, Any]:
     """The *extra* of a record: what the caller knows of the FIELDS.
 
+    They become attributes in the filter. Python's logging raises a KeyError for a key of *extra*
+    that the record has already, and a project's record factory may give it a task_id.
+
     Args:
         held: The lease that the record is about, if any.
         known: The other fields, by name.
     """
     if held is None:
-        return known
+        return {_KNOWN: known}
     owner = held.owner
     told = {
         "lock": held.name,
@@ -55,15 +60,18 @@ def of(held: OfLease | None = None, /, **known: Any) -> Mapping[str, Any]:
         "job": owner.task or None,
         "task_id": owner.task_id or None,
     }
-    return {**told, **known}
+    return {_KNOWN: {**told, **known}}
 
 
 def _complete(record: logging.LogRecord) -> bool:
-    """Add the fields that the caller did not know. Filters every record, and drops none."""
-    known = vars(record)
+    """Make what the caller knows attributes, and add the others. Drops no record."""
+    attributes = vars(record)
+    known = attributes.pop(_KNOWN, {})
+    attributes.update((field, value) for field, value in known.items() if value is not None)
     for field in FIELDS:
-        known.setdefault(field, None)
+        attributes.setdefault(field, None)
     if record.job is None:  # type: ignore[attr-defined] # set above
         activity = current_activity.get()
-        record.job, record.task_id = activity.task or None, activity.task_id or None
+        record.job = activity.task or None
+        record.task_id = activity.task_id or attributes["task_id"]
     return True

@@ -6,7 +6,7 @@ import ast
 import io
 import logging
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -132,3 +132,27 @@ def test_a_formatter_may_name_the_fields() -> None:
     finally:
         logger.removeHandler(handler)
     assert written.getvalue() == "None None None 7 None None None None None\n"
+
+
+def test_a_record_factory_may_give_records_such_attributes_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Python's logging refuses an *extra* that overwrites an attribute, with a KeyError."""
+    factory = logging.getLogRecordFactory()
+
+    def with_task_id(*args: Any, **named: Any) -> logging.LogRecord:
+        record = factory(*args, **named)
+        record.task_id, record.job = "4711", "of the factory"
+        return record
+
+    logging.setLogRecordFactory(with_task_id)
+    try:
+        logs.logger("django_redislock").warning("Something", extra=logs.of(job="shop.report"))
+    finally:
+        logging.setLogRecordFactory(factory)
+    (record,) = caplog.records
+    assert {name: vars(record)[name] for name in ("job", "task_id", "lock")} == {
+        "job": "shop.report",
+        "task_id": "4711",
+        "lock": None,
+    }
