@@ -203,19 +203,21 @@ class Backend(ABC):
         if not lease.state.lose(reason, at_release=at_release):
             return
         over = lease.state.loss(self.clock()).over
-        logger.error(
-            "Lost the lease %s of lock %r (%s); the code under it may still run",
-            lease.id,
-            lease.name,
-            f"{lease.lost_reason}: {over}" if over else lease.lost_reason,
-            extra=logs.of(
-                lease,
-                reason=lease.lost_reason,
-                held_for=round(self.clock() - lease.state.granted_at, 3),
-            ),
-        )
-        if lease.has_callbacks or signals.lock_lost.receivers:
-            _in_thread("redislock-lost", self._tell_lost, lease)
+        try:
+            logger.error(
+                "Lost the lease %s of lock %r (%s); the code under it may still run",
+                lease.id,
+                lease.name,
+                f"{lease.lost_reason}: {over}" if over else lease.lost_reason,
+                extra=logs.of(
+                    lease,
+                    reason=lease.lost_reason,
+                    held_for=round(self.clock() - lease.state.granted_at, 3),
+                ),
+            )
+        finally:  # A handler of the project's may raise.
+            if lease.has_callbacks or signals.lock_lost.receivers:
+                _in_thread("redislock-lost", self._tell_lost, lease)
 
     def _tell_lost(self, lease: Lease) -> None:
         held_for = self.clock() - lease.state.granted_at
@@ -228,17 +230,20 @@ class Backend(ABC):
         state = lease.state
         now = self.clock()
         raised = [alarm for alarm in tuple(state.alarms) if state.raise_alarm(alarm, now)]
-        if STANDARD_ALARM in raised:
-            logger.warning(
-                "Lock %r is endangered: its lease ends in %.1f s unless a renewal is answered",
-                lease.name,
-                state.ends - now,
-                extra=logs.of(lease, held_for=round(now - state.granted_at, 3)),
-            )
-            if not signals.lease_endangered.receivers:
-                raised.remove(STANDARD_ALARM)
-        for alarm in raised:
-            _in_thread("redislock-endangered", lease.raise_alarm, alarm)
+        is_told = STANDARD_ALARM in raised
+        if is_told and not signals.lease_endangered.receivers:
+            raised.remove(STANDARD_ALARM)
+        try:
+            if is_told:
+                logger.warning(
+                    "Lock %r is endangered: its lease ends in %.1f s unless a renewal is answered",
+                    lease.name,
+                    state.ends - now,
+                    extra=logs.of(lease, held_for=round(now - state.granted_at, 3)),
+                )
+        finally:  # A handler of the project's may raise.
+            for alarm in raised:
+                _in_thread("redislock-endangered", lease.raise_alarm, alarm)
 
     def note_expiry(self, lease: Lease) -> None:
         """Note that *lease* is lost if its end has passed."""

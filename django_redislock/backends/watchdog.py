@@ -7,6 +7,7 @@ import math
 import random
 import threading
 from collections import deque
+from contextlib import suppress
 from itertools import count
 from queue import Empty
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -201,11 +202,13 @@ class Watchdog:
         try:
             self._renew(due)
         except Exception:
-            # A bug of ours must not cost the other leases their renewal.
-            extra = logs.of(alias=self._backend.alias)
-            logger.exception("The watchdog met an error; it goes on", extra=extra)
+            # A bug of ours must not cost the other leases their renewal, nor a handler of the
+            # project's that raises, which meets this record as well.
             for lease in due:
                 self.watch(lease, self._backend.clock() + SOONEST_RETRY)
+            extra = logs.of(alias=self._backend.alias)
+            with suppress(Exception):
+                logger.exception("The watchdog met an error; it goes on", extra=extra)
         return True
 
     def _wait_until_due(self) -> list[Lease] | None:

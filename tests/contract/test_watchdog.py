@@ -15,6 +15,7 @@ from django_redislock import distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.steps import Unanswered
 from tests.support.matrix import CLUSTER, MEMORY, everywhere, on_servers, places
 from tests.support.waiting import await_until, wait_until
 from tests.support.ways import both_ways
@@ -258,6 +259,44 @@ def test_a_bug_does_not_end_it(
         wait_until(lambda: lease.renewals)
         assert lease.held
     assert "watchdog met an error; it goes on" in caplog.text
+
+
+@pytest.mark.proves("R7")
+@pytest.mark.waits
+def test_a_handler_of_logs_that_raises_ends_no_renewals_and_hides_no_loss(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of a renewal that failed meets it, and so does the one about its exception."""
+    told: list[str] = []
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if threading.current_thread() in watchdogs():
+                told.append(record.getMessage())
+                raise ZeroDivisionError("of a handler")
+
+    log, broken = logging.getLogger("django_redislock"), Broken()
+    log.addHandler(broken)
+    try:
+        lock = distributed_lock("lottery", ttl=3)
+        assert lock.acquire()
+        lease = lock.lease
+        assert lease is not None
+        renewer = backends["default"].watchdog_of("lottery")._renewer
+        renew_many = renewer.renew_many
+        silent = Unanswered("silent", 0.0, 0.0)
+        monkeypatch.setattr(renewer, "renew_many", lambda steps: [silent for _ in steps])
+        wait_until(lambda: told)
+        monkeypatch.setattr(renewer, "renew_many", renew_many)
+        wait_until(lambda: lease.renewals)
+        assert lease.held
+
+        lost: list[object] = []
+        lease.on_lost(lost.append)
+        monkeypatch.setattr(renewer, "renew_many", lambda steps: [silent for _ in steps])
+        wait_until(lambda: lost)
+    finally:
+        log.removeHandler(broken)
 
 
 @pytest.mark.waits
