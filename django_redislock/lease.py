@@ -8,7 +8,7 @@ from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from django_redislock import logs, misuse, signals, transactions
+from django_redislock import logs, misuse, process, signals, transactions
 from django_redislock.baton import Baton
 from django_redislock.decorating import check_callback
 from django_redislock.exceptions import LockLost, LockUnavailable
@@ -512,9 +512,11 @@ class Lease:
 
 
 def _pass_on_exit(error: BaseException) -> None:
-    """In the main thread raise a SystemExit, which may be that of a handler of SIGTERM.
+    """In the main thread raise what a signal handler raised, and any SystemExit: it may be such.
 
     In any other thread it would end nothing but that thread, without a word.
     """
-    if isinstance(error, SystemExit) and current_thread() is main_thread():
-        raise error
+    if current_thread() is main_thread():
+        process.pass_on_interrupt(error)
+        if isinstance(error, SystemExit):
+            raise error

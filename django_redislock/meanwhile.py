@@ -66,7 +66,8 @@ def catch_up() -> None:
                 break
             try:
                 work(*args)
-            except Exception:
+            except Exception as error:
+                process.pass_on_interrupt(error)  # Such as Celery's soft time limit.
                 logger.exception("Could not measure a lock")
     finally:
         _this_thread.catches_up = False

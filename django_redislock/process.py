@@ -1,4 +1,4 @@
-"""Which process this is, what a fork changes, and whether another process is still there.
+"""Which process this is, what forks and signals do to it, and whether another is still there.
 
 In a forked child, a lease of the parent is not held (LeaseState.is_ours), and a backend begins anew
 (Backend.after_fork()).
@@ -7,9 +7,13 @@ In a forked child, a lease of the parent is not held (LeaseState.is_ours), and a
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from contextlib import suppress
+from functools import partial
+from inspect import currentframe
+from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
@@ -98,6 +102,48 @@ def is_gone(host: str, pid: int | None) -> bool:
     except (OSError, OverflowError):  # Another user's; or a number that is no process id.
         return False
     return False
+
+
+# --- signal handlers that raise ----------------------------------------------------------------
+
+
+def pass_on_interrupt(error: BaseException) -> None:
+    """Raise the error of a signal handler that *error* is, or that a client made it of, if one is.
+
+    Call it where *error* is caught.
+
+    Handlers may raise TimeoutError or OSError, as the one in the documentation of Python does.
+    """
+    running = {frame for frame, _ in walk_stack(currentframe())}
+    one: BaseException | None = error
+    passed: list[BaseException] = []
+    while one is not None and one not in passed:  # A chain of errors may end in a circle.
+        frames = [frame for frame, _ in walk_tb(one.__traceback__)]
+        # Pass over an error that was kept, and one that the program handles meanwhile.
+        if running.isdisjoint(frames[:1]) is (one is error):
+            return
+        if is_of_handler(one):
+            raise one
+        passed.append(one)
+        one = one.__cause__ or one.__context__
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Whether a signal handler has raised *error*: Ctrl-C, Celery's soft time limit."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> object:
+    while isinstance(handler, partial):
+        handler = handler.func
+    for called in (handler, type(handler).__call__):
+        if hasattr(called, "__code__"):
+            return called.__code__
+    return None
+
+
+# --- forks -------------------------------------------------------------------------------------
 
 
 def _after_fork_in_child() -> None:

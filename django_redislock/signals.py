@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
 
-from django_redislock import logs
+from django_redislock import logs, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,23 +55,36 @@ class _Reentrant(Signal):
         """As Django's, without its search for live receivers if only prompt ones are connected."""
         if self.receivers != self._alone:  # A program may also replace the list.
             return self._send_to_all(sender, **named)
+        interrupt = None
         for receiver in self._prompt:
             try:
                 receiver(signal=self, sender=sender, **named)
-            except Exception:
+            except Exception as error:
+                if process.is_of_handler(error):
+                    interrupt = error
+                    continue
                 extra = logs.of(lock=_lock_in(named))
                 logger.exception("A receiver of signals about locks failed", extra=extra)
+        if interrupt is not None:
+            raise interrupt
         return []
 
     def _send_to_all(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         try:
-            return super().send_robust(sender, **named)
-        except RuntimeError:
+            answers = super().send_robust(sender, **named)
+        except RuntimeError as error:
+            process.pass_on_interrupt(error)
             # Django's own: in an event loop's thread, blocking code cannot call asynchronous
             # receivers.
             extra = logs.of(lock=_lock_in(named))
             logger.exception("Could not send a signal about a lock", extra=extra)
             return []
+        # Django takes what a signal handler raised for a failure of the receiver that it
+        # interrupted. But a task must hear of its soft time limit.
+        for _, answer in answers:
+            if isinstance(answer, Exception) and process.is_of_handler(answer):
+                raise answer
+        return answers
 
     async def asend_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """As Django's, without a thread if only prompt receivers are connected."""

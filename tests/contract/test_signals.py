@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal as os_signals
 import threading
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ from django_redislock import (
     held,
     signals,
 )
+from django_redislock.backends.registry import backends
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
+from django_redislock.meanwhile import catch_up, later
 from django_redislock.testing import OTHER
 from tests.support.faults import slack
 from tests.support.matrix import needs_scripts
@@ -248,6 +251,48 @@ async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
                 pass
             assert released == []
     assert (len(acquired), len(released)) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["receiver", "own receiver", "later", "callback"])
+def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure(
+    how: str, place: Place
+) -> None:
+    """So a task hears of its soft time limit, and not only of its hard one."""
+
+    class TooLong(Exception):
+        pass
+
+    def interrupted(**news: object) -> None:
+        os_signals.raise_signal(os_signals.SIGALRM)
+
+    def ring(number: int, frame: object) -> None:
+        raise TooLong
+
+    signal, connect, disconnect = signals.lock_acquired, Signal.connect, Signal.disconnect
+    if how == "own receiver":
+        connect, disconnect = type(signal).connect_prompt, type(signal).disconnect_prompt
+    before = os_signals.signal(os_signals.SIGALRM, ring)
+    try:
+        if how == "later":
+            later(interrupted)
+            with pytest.raises(TooLong):
+                catch_up()
+        elif how == "callback":
+            lock = distributed_lock("lost", ttl=1)
+            assert lock.acquire()
+            assert lock.lease is not None
+            backends["default"].lost(lock.lease, "expired")
+            with pytest.raises(TooLong):
+                lock.lease.on_lost(lambda _: interrupted())
+        else:
+            connect(signal, interrupted)
+            with pytest.raises(TooLong), distributed_lock("lottery"):
+                pytest.fail("the block has begun")
+    finally:
+        os_signals.signal(os_signals.SIGALRM, before)
+        if how.endswith("receiver"):
+            disconnect(signal, interrupted)
+    assert not distributed_lock("lottery").locked()
 
 
 @pytest.mark.waits

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from redis import exceptions as redis_errors
 
-from django_redislock import clock
+from django_redislock import clock, process
 from django_redislock.backends.cluster.node import is_lost
 from django_redislock.backends.cluster.slot_map import SLOT_OF, SlotMap, read_slot_map
 from django_redislock.backends.redis.errors import (
@@ -25,7 +25,6 @@ from django_redislock.backends.redis.errors import (
     ReplyError,
     described,
     is_transient,
-    pass_on_interrupt,
 )
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules.keys import bucket_of
@@ -322,7 +321,7 @@ def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
     try:
         inquiry.result(seconds)
     except TimeoutError as error:
-        pass_on_interrupt(error)
+        process.pass_on_interrupt(error)
         return redis_errors.ConnectionError("no node of the cluster has answered yet")
     except CLIENT_ERRORS as error:
         return error

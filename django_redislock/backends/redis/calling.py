@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
-from django_redislock import clock, logs
+from django_redislock import clock, logs, process
 from django_redislock.backends.redis import without_scripts
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
@@ -20,7 +20,6 @@ from django_redislock.backends.redis.errors import (
     described,
     is_transient,
     is_wrong_server,
-    pass_on_interrupt,
     reason_of,
 )
 from django_redislock.backends.redis.protocol import packed
@@ -445,7 +444,7 @@ def trouble_of(error: BaseException, sent: float, *, was_sent: bool = True) -> T
     Raises:
         BaseException: That of a signal handler, if *error* is one.
     """
-    pass_on_interrupt(error)
+    process.pass_on_interrupt(error)
     outcome: Trouble
     if is_transient(error):
         is_reply = isinstance(error, ReplyError) and not isinstance(error, NotAcknowledged)

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from django_redislock import clock
-from django_redislock.backends.redis.errors import NotSent, ReplyError, pass_on_interrupt
+from django_redislock import clock, process
+from django_redislock.backends.redis.errors import NotSent, ReplyError
 from django_redislock.backends.redis.protocol import (
     CHUNK,
     NOTHING,
@@ -182,7 +182,7 @@ class Connection:
         try:
             item = self._item()
         except TimeoutError as error:
-            pass_on_interrupt(error)
+            process.pass_on_interrupt(error)
             return None
         if isinstance(item, self._push_type):
             self._pushed(item)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import ssl
-from functools import partial
-from inspect import currentframe
-from traceback import walk_stack, walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hiredis
 from redis import exceptions as redis_errors
@@ -72,37 +68,9 @@ class NotSent(ConnectionError):
 
 
 # The errors that a client raises about a server. Any other comes from outside: a signal handler,
-# Celery's soft time limit, a cancellation. One of these may do so, too: see pass_on_interrupt().
+# Celery's soft time limit, a cancellation. One of these may do so, too: see
+# process.pass_on_interrupt().
 CLIENT_ERRORS = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
-
-
-def pass_on_interrupt(error: BaseException) -> None:
-    """Raise the error of a signal handler that *error* is, or that a client made it of, if one is.
-
-    Handlers may raise TimeoutError or OSError, as the one in the documentation of Python does.
-    """
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    running = {frame for frame, _ in walk_stack(currentframe())}
-    one: BaseException | None = error
-    passed: list[BaseException] = []
-    while one is not None and one not in passed:  # A chain of errors may end in a circle.
-        frames = [frame for frame, _ in walk_tb(one.__traceback__)]
-        # Pass over an error that was kept, and one that the program handles meanwhile.
-        if running.isdisjoint(frames[:1]) is (one is error):
-            return
-        if any(frame.f_code in codes for frame in frames):
-            raise one
-        passed.append(one)
-        one = one.__cause__ or one.__context__
-
-
-def _code_of(handler: Any) -> object:
-    while isinstance(handler, partial):
-        handler = handler.func
-    for called in (handler, type(handler).__call__):
-        if hasattr(called, "__code__"):
-            return called.__code__
-    return None
 
 
 def is_transient(error: BaseException) -> bool:

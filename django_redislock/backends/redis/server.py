@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_redislock import clock
+from django_redislock import clock, process
 from django_redislock.backends.redis.calling import Caller, FirstSteps, turned_away
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     described,
     is_transient,
     is_wrong_server,
-    pass_on_interrupt,
     reason_of,
 )
 from django_redislock.backends.redis.loops import Loops
@@ -161,7 +160,7 @@ class Server:
         try:
             return self._pool.use(work, within)
         except CLIENT_ERRORS as error:
-            pass_on_interrupt(error)
+            process.pass_on_interrupt(error)
             if last or not is_transient(error):
                 raise LockUnavailable(self._prefix, described(error), reason_of(error)) from error
         return self._with_connection(work, within, last=True)

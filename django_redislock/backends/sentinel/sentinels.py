@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis import exceptions as redis_errors
 
-from django_redislock import humanize
+from django_redislock import humanize, process
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     ReplyError,
     described,
     is_transient,
-    pass_on_interrupt,
 )
 from django_redislock.backends.redis.protocol import packed
 
@@ -177,7 +176,7 @@ class Sentinels:
         return Master(address[0].decode(), int(address[1]), int(state[b"config-epoch"]))
 
     def _note(self, inquiry: _Inquiry, address: str, error: Exception) -> None:
-        pass_on_interrupt(error)
+        process.pass_on_interrupt(error)
         inquiry.errors[address] = error
         if is_transient(error):
             self._unanswered[address] = time.monotonic()
