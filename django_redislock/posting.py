@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def post(url: str, body: bytes, timeout: float) -> bytes:
     request.add_header("Content-Type", "text/plain; charset=utf-8")
     request.add_header("User-Agent", "django_redislock")
     deadline = time.monotonic() + timeout
-    opener = urllib.request.build_opener(_HTTP(deadline), _HTTPS(deadline))
+    opener = urllib.request.build_opener(_HTTP(deadline), _HTTPS(deadline), _Redirected())
     try:
         with opener.open(request) as answer:
             said: bytes = answer.read(LONGEST_ANSWER)
@@ -48,6 +49,20 @@ def post(url: str, body: bytes, timeout: float) -> bytes:
         raise
     except http.client.HTTPException as error:
         raise OSError(f"The answer is no HTTP: {error!r}") from None
+    except ValueError as error:  # A host that is no name, or a redirect to no URL.
+        raise OSError(f"There is no such address: {error}") from None
+
+
+class _Redirected(urllib.request.HTTPRedirectHandler):
+    """Posts to where a redirect leads. urllib refuses a 308, and gets what a 301 or 302 names."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        """See the base class. Only a 303 says that the body has arrived."""
+        if code == HTTPStatus.SEE_OTHER:
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+        return urllib.request.Request(newurl, req.data, req.headers, method="POST")
 
 
 class _Until(urllib.request.AbstractHTTPHandler):

@@ -55,6 +55,7 @@ class Service:
         self.requests: list[Request] = []
         self.targets: list[str] = []  # The path and the query of each, as they were sent.
         self.status, self.says = 200, b"OK"
+        self.redirects = 0  # A status with which it leads to another place.
         self.trickles = b""  # What it begins with, to go on with a byte now and then, for ever.
         self.dropped = 0  # Trickles that nobody reads any more.
         self.closed = threading.Event()
@@ -74,6 +75,11 @@ class Service:
                 if service.trickles:
                     self._trickle()
                     return
+                if service.redirects and not self.path.startswith("/moved"):
+                    self.send_response(service.redirects)
+                    self.send_header("Location", f"http://{service.leads_to}/moved{self.path}")
+                    self.end_headers()
+                    return
                 self.send_response(service.status)
                 self.end_headers()
                 self.wfile.write(service.says)
@@ -90,7 +96,7 @@ class Service:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.address = f"127.0.0.1:{self._server.server_port}"
+        self.leads_to = self.address = f"127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 
@@ -216,6 +222,31 @@ def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
     for reason in ("HTTP Error 500", "OK (not found)", "Connection refused"):
         assert reason in caplog.text
     assert "/nightly" not in caplog.text  # Whoever knows the path may ping.
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_followed_and_takes_the_text_along(
+    status: int, locks: Locks, service: Service
+) -> None:
+    """One from http:// to https:// is a 308 with ingress-nginx, and a 301 with most others."""
+    service.redirects = status
+    with pytest.raises(ZeroDivisionError):
+        job(monitor=ping(service))(ZeroDivisionError("secret"))
+    told = [(request.path, "ZeroDivisionError" in request.body) for request in service.requests]
+    assert told == [
+        ("/nightly/start", False),
+        ("/moved/nightly/start", False),
+        ("/nightly/fail", True),
+        ("/moved/nightly/fail", True),
+    ]
+
+
+def test_a_place_that_is_none_is_an_error_of_the_service(locks: Locks, service: Service) -> None:
+    service.redirects, service.leads_to = 308, "[::1"
+    with pytest.raises(OSError, match="no such address"):
+        ping(service).send()
+    with pytest.raises(OSError, match="no such address"):
+        Ping("http://hc..example/x").send()
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.0 200 OK\r\nX: ", b"HTTP/1.0 200 OK\r\n\r\n"])
