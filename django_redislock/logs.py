@@ -35,7 +35,8 @@ class OfLease(Protocol):
 def logger(name: str) -> logging.Logger:
     """The logger *name*, whose records have all FIELDS."""
     found = logging.getLogger(name)
-    found.addFilter(_complete)
+    if _complete not in found.filters:
+        found.filters.insert(0, _complete)  # Those that the project has added see FIELDS, too.
     return found
 
 

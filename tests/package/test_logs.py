@@ -156,3 +156,19 @@ def test_a_record_factory_may_give_records_such_attributes_itself(
         "task_id": "4711",
         "lock": None,
     }
+
+
+def test_a_filter_of_the_project_sees_the_fields_even_if_it_was_there_first() -> None:
+    """LOGGING is configured before the apps are imported."""
+    seen: list[object] = []
+
+    def see(record: logging.LogRecord) -> bool:
+        seen.append((record.fence, record.lock))  # type: ignore[attr-defined] # the fields
+        return False
+
+    log = logging.getLogger("django_redislock.of_a_test")
+    log.addFilter(see)
+    assert logs.logger(log.name) is logs.logger(log.name) is log
+    log.warning("Something", extra=logs.of(fence=7))
+    assert seen == [(7, None)]
+    assert len(log.filters) == 2
