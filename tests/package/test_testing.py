@@ -229,6 +229,30 @@ async def test_what_is_held_through_a_long_outage_is_lost(way: Way, redislock: L
     assert raised.value.reason == "unreachable"
 
 
+@both_ways
+async def test_a_danger_is_told_before_the_loss(way: Way, redislock: LockTestKit) -> None:
+    told: list[str] = []
+    with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery", ttl=30)) as lease:
+            lease.on_endangered(lambda _: told.append("half"))
+            lease.on_endangered(lambda _: told.append("quarter"), left=0.25)
+            with redislock.simulate_unavailable():
+                redislock.advance(12)
+                assert told == []
+                redislock.advance(4)
+                await way.until(lambda: told == ["half"])
+                redislock.advance(60)
+                await way.until(lambda: told == ["half", "quarter"])
+
+
+def test_an_outage_that_ends_in_time_costs_no_lease(redislock: LockTestKit) -> None:
+    """Its watchdog slept until a time that was past by then."""
+    with distributed_lock("lottery", ttl=600) as lease:
+        with redislock.simulate_unavailable():
+            redislock.advance(320)
+        wait_until(lambda: lease.expires_in > 500)
+
+
 # --- time -----------------------------------------------------------------------------------------
 
 

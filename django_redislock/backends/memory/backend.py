@@ -144,13 +144,15 @@ class InMemoryBackend(Backend):
         self.wake_waiters()
 
     def _jump(self, most: float) -> float:
-        """Let time pass, but no more than a watchdog would sleep. Returns how much.
+        """Let time pass, but no more than until a watchdog renews, or an alarm. Returns how much.
 
         Other threads can take no lock and hand none over meanwhile.
         """
         self._confirm_grants()
-        renewed = (lease for lease in self._every_lease() if lease.state.auto_renew)
-        seconds = min([most, *(lease.ttl / 3 for lease in renewed)])
+        states, now = [lease.state for lease in self._every_lease()], self.clock()
+        alarms = [one.alarm_at(alarm) - now for one in states for alarm in tuple(one.alarms)]
+        renewals = (state.ttl / 3 for state in states if state.auto_renew)
+        seconds = min([most, *renewals, *(left for left in alarms if left > 0)])
         self._ahead += seconds
         # If a thread has read the clock already, its script runs at the new time, too.
         self.interpreter.perform("TIME", us=self._us)
@@ -178,12 +180,13 @@ class InMemoryBackend(Backend):
                 lease.renew()
             except LockUnavailable:
                 state.unanswered()
+                self.look_after(lease)
             except LockLost:
                 pass
         self.note_expiry(lease)
         if state.is_active:
-            # The watchdog sleeps until a time that is past by now.
-            self.watchdog.watch(lease)
+            # The watchdog sleeps until a time that is past by now: wake it.
+            self.watchdog.watch(lease, state.granted_at)
 
     def wake_waiters(self) -> None:
         """Let all waiters look at their locks again."""
