@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
@@ -12,8 +12,11 @@ from django.utils.deprecation import MiddlewareMixin
 from django_redislock import logs
 from django_redislock.conf import Conf, conf
 from django_redislock.exceptions import LockTimeout, LockUnavailable
+from django_redislock.rules.arguments import seconds as seconds_of
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from django.http import HttpRequest
 
 logger = logs.logger("django_redislock.request")
@@ -26,13 +29,23 @@ class LockErrorsMiddleware(MiddlewareMixin):
 
     Attributes:
         busy_status: The status if a lock is busy: 409, 423 or 503, say.
-        longest_retry_after: The most seconds in Retry-After while somebody holds the lock; None
-            means the setting LONGEST_RETRY_AFTER of its alias. The holder may release the lock
-            sooner, or renew its lease. For a lock that cools down, Retry-After is exact.
+        longest_retry_after: The most seconds, or a timedelta, in Retry-After while somebody holds
+            the lock; None means the setting LONGEST_RETRY_AFTER of its alias. The holder may
+            release the lock sooner, or renew its lease. For a lock that cools down, Retry-After is
+            exact.
     """
 
     busy_status = 409
-    longest_retry_after: float | None = None
+    longest_retry_after: float | timedelta | None = None
+
+    def __init__(self, get_response: Any) -> None:
+        """Django makes it when a server starts.
+
+        Raises:
+            ValueError: longest_retry_after is no duration of a second or more.
+        """
+        super().__init__(get_response)
+        self._own_longest_retry_after()
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer for a view that has raised. Django has rolled its transaction back."""
@@ -60,12 +73,16 @@ class LockErrorsMiddleware(MiddlewareMixin):
         return None
 
     def _longest_retry_after(self, alias: str) -> float:
-        if self.longest_retry_after is not None:
-            return self.longest_retry_after
+        if (longest := self._own_longest_retry_after()) is not None:
+            return longest
         try:
             return conf(alias).longest_retry_after
         except ImproperlyConfigured:  # In tests without a setting; or the view made the exception.
             return Conf.longest_retry_after
+
+    def _own_longest_retry_after(self) -> float | None:
+        longest, name = self.longest_retry_after, "longest_retry_after"
+        return None if longest is None else seconds_of(longest, name, least=1.0, endless=True)
 
 
 def _answer(request: HttpRequest, text: str, status: int) -> HttpResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -309,6 +310,27 @@ def test_without_a_bound_a_lock_that_never_ends_is_answered_too(
         response = middleware.process_exception(RequestFactory().get("/"), error)
         assert response is not None
         assert response["Retry-After"] == seconds
+
+
+@pytest.mark.parametrize("bound", [5, timedelta(seconds=5)], ids=str)
+def test_the_bound_of_a_subclass_may_be_a_timedelta(
+    bound: float | timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Locked, "longest_retry_after", bound)
+    middleware = Locked(lambda request: HttpResponse())
+    error = LockTimeout("v:7", expires_in=3600)
+    response = middleware.process_exception(RequestFactory().get("/"), error)
+    assert response is not None
+    assert response["Retry-After"] == "5"
+
+
+@pytest.mark.parametrize("bound", ["5", 0, True, math.nan], ids=repr)
+def test_a_wrong_bound_of_a_subclass_is_refused_when_a_server_starts(
+    bound: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Locked, "longest_retry_after", bound)
+    with pytest.raises(ValueError, match=r"^longest_retry_after must be "):
+        Locked(lambda request: HttpResponse())
 
 
 @pytest.mark.usefixtures("no_time_passes")
