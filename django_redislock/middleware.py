@@ -49,6 +49,7 @@ class LockErrorsMiddleware(MiddlewareMixin):
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer for a view that has raised. Django has rolled its transaction back."""
+        exception = _only_one_of(exception)
         if isinstance(exception, LockTimeout):
             extra = logs.of(lock=exception.name, alias=exception.alias, reason="busy")
             says = "Answered a request with %s: %s"
@@ -83,6 +84,16 @@ class LockErrorsMiddleware(MiddlewareMixin):
     def _own_longest_retry_after(self) -> float | None:
         longest, name = self.longest_retry_after, "longest_retry_after"
         return None if longest is None else seconds_of(longest, name, least=1.0, endless=True)
+
+
+def _only_one_of(exception: Exception) -> Exception:
+    """The one exception of an asyncio.TaskGroup, if there is only one; else the group itself."""
+    one = exception
+    while isinstance(one, ExceptionGroup):
+        if len(one.exceptions) > 1:
+            return exception
+        one = one.exceptions[0]
+    return one
 
 
 def _answer(request: HttpRequest, text: str, status: int) -> HttpResponse:

@@ -143,7 +143,15 @@ class Locked(LockErrorsMiddleware):
     busy_status = 423
 
 
+async def in_a_group(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view that locks in a task of its own, whose exception comes in a group."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(aof_function(request, pk))
+    return HttpResponse()
+
+
 urlpatterns = [
+    path("in-a-group/<int:pk>", in_a_group),
     path("of-method/<int:pk>", OfMethod.as_view()),
     path("a-of-method/<int:pk>", AOfMethod.as_view()),
     path("of-class/<int:pk>", OfClass.as_view()),
@@ -246,6 +254,20 @@ async def test_busy_is_409_with_the_time_to_try_again(redislock: LockTestKit, vi
     assert response["Retry-After"] == "12"
     assert response["Content-Type"] == "text/plain; charset=utf-8"
     assert response.content == LATER.encode()
+
+
+@pytest.mark.usefixtures("no_time_passes")
+async def test_so_it_is_in_a_task_group(redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other("v:7", ttl=12):
+        response = await AsyncClient().get("/in-a-group/7")
+    assert (response.status_code, response["Retry-After"]) == (409, "12")
+
+
+def test_a_group_of_several_exceptions_is_not_answered() -> None:
+    """One of them may be a bug."""
+    middleware = LockErrorsMiddleware(lambda request: HttpResponse())
+    group = ExceptionGroup("several", [LockTimeout("v:7"), ZeroDivisionError()])
+    assert middleware.process_exception(RequestFactory().get("/"), group) is None
 
 
 @pytest.mark.usefixtures("no_time_passes")
