@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import ssl
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -573,6 +574,104 @@ def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
     locks.configure(LOCATION=tls_server.url)
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match=r"(?i)certificate"):
         caller.acquire(distributed_lock(NAME, wait=10))
+
+
+async def acquire_while_handling(error: Exception, caller: Caller, lock: Lock) -> bool:
+    """Acquire in an except block: Python makes *error* the context of all errors in there."""
+    try:
+        raise error
+    except type(error):
+        return await caller.way.acquire(lock)
+
+
+@pytest.mark.proves("R13")
+@only_redis
+def test_r13_tls_is_refused_at_once_though_the_program_handles_an_error_of_its_own(
+    caller: Caller, locks: Locks, tls_server: Server
+) -> None:
+    locks.configure(LOCATION=tls_server.url)
+    with takes(at_most=1), pytest.raises(LockUnavailable, match=r"(?i)certificate") as caught:
+        caller.run(acquire_while_handling(OnPurpose(), caller, distributed_lock(NAME, wait=10)))
+    assert caught.value.reason == "refused"
+
+
+@pytest.mark.proves("R13")
+def test_r13_an_error_of_tls_that_the_program_handles_says_nothing_of_the_server(
+    caller: Caller, locks: Locks, own_server: Server
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=0)
+    own_server.kill()
+    error = ssl.SSLError("of a web service")
+    with pytest.raises(LockUnavailable) as caught:
+        caller.run(acquire_while_handling(error, caller, distributed_lock(NAME)))
+    assert caught.value.reason == "connection"
+    own_server.start()
+
+
+class Spoiler:
+    """Passes on what client and server say; spoils the next that the server says after spoil()."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._listener = socket.create_server((server.host, 0))
+        self.url = f"rediss://{server.host}:{self._listener.getsockname()[1]}/0"
+        self._to_spoil: list[bool] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def spoil(self) -> None:
+        self._to_spoil.append(True)
+
+    @property
+    def has_spoilt(self) -> bool:
+        return not self._to_spoil
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection((self._server.host, self._server.port))
+                for ends in ((client, server, False), (server, client, True)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, spoils: bool) -> None:
+        with source, suppress(OSError):
+            while said := source.recv(65536):
+                if spoils and self._to_spoil:
+                    self._to_spoil.clear()
+                    said = said[:-1] + bytes([said[-1] ^ 1])
+                target.sendall(said)
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def spoiler(tls_server: Server) -> Iterator[Spoiler]:
+    spoiler = Spoiler(tls_server)
+    with closing(spoiler):
+        yield spoiler
+
+
+@pytest.mark.proves("R1", "R4", "R13")
+@only_redis
+def test_r4_tls_that_breaks_amid_an_acquire_is_no_refusal_and_leaves_no_lease(
+    caller: Caller, locks: Locks, tls_server: Server, spoiler: Spoiler
+) -> None:
+    """The server has carried out the command whose answer cannot be read."""
+    locks.on(tls_server, TTL=20, OPTIONS=PATIENT).configure(LOCATION=spoiler.url)
+    with caller.block(distributed_lock("before")):
+        pass
+    lock = distributed_lock(NAME, wait=0)
+    spoiler.spoil()
+    assert caller.acquire(lock)
+    assert spoiler.has_spoilt
+    assert is_held_by(locks, lease_of(lock))
+    spoiler.spoil()
+    caller.release(lock)
+    assert spoiler.has_spoilt
+    assert is_left_clean(locks)
 
 
 def test_tls_to_a_server_without_tls_is_unavailable_in_time(

@@ -580,6 +580,30 @@ def test_a_reply_that_sends_us_to_another_server_is_no_answer(locks: Locks) -> N
     assert server.commands(("PING",), ("DEL", NAME)) == [b"PONG", 0]
 
 
+@pytest.mark.proves("R1", "R4", "R13")
+def test_r4_a_reply_that_is_none_is_no_refusal_and_leaves_no_lease(
+    caller: Caller, locks: Locks, own_server: Server, make_proxy: MakeProxy
+) -> None:
+    """The command may have been carried out, as when a proxy fails amid its reply."""
+    proxy = make_proxy(own_server)
+    locks.on(proxy, TTL=20, OPTIONS=PATIENT)
+    with caller.block(distributed_lock("before")):
+        pass
+    replies: list[bytes] = []
+
+    def spoil_the_first(reply: bytes) -> bytes:
+        replies.append(reply)
+        return reply if replies[1:] else b"HTTP/1.1 502 Bad Gateway\r\n"
+
+    proxy.rewrite("EVALSHA", spoil_the_first)
+    lock = distributed_lock(NAME, wait=0)
+    assert caller.acquire(lock)
+    assert replies[1:]
+    assert is_held_by(locks, lease_of(lock))
+    caller.release(lock)
+    assert is_left_clean(locks)
+
+
 # R11: replicas
 
 

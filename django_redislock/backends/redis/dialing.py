@@ -6,6 +6,7 @@ from __future__ import annotations
 # the child would wait for the end of that import for ever.
 import encodings.idna  # noqa: F401
 import math
+import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -25,7 +26,7 @@ from django_redislock.backends.drivers import start_in_thread
 from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.async_connection import AsyncConnection
 from django_redislock.backends.redis.connection import Connection
-from django_redislock.backends.redis.errors import CLIENT_ERRORS, NoResp3, TooOld
+from django_redislock.backends.redis.errors import CLIENT_ERRORS, NoResp3, TooOld, check_tls
 from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class Dialer:
             raise _dial_timeout() from error
 
     def _dial(self, seconds: float) -> Connection:
+        handled = sys.exception()
         redis_connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
         try:
             redis_connection.connect()
@@ -175,6 +177,7 @@ class Dialer:
             self._judge(hello)
         except BaseException as error:
             redis_connection.disconnect()
+            check_tls(error, handled)
             _check_hello(error)
             # redis-py assumes that the answer to HELLO is a map.
             if (
@@ -188,6 +191,7 @@ class Dialer:
 
     async def adial(self, seconds: float) -> AsyncConnection:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
+        handled = sys.exception()
         redis_connection = self._async_class(**{**self._async, **_NO_LIMITS})
         if hasattr(redis_connection, "ssl_context"):
             redis_connection.ssl_context = self._shared_tls(redis_connection.ssl_context)
@@ -211,6 +215,7 @@ class Dialer:
             return self._async_type(redis_connection)
         except BaseException as error:
             await redis_connection.disconnect(nowait=True)
+            check_tls(error, handled)
             said = _said(error)
             _check_hello(said or error)
             if said is None:

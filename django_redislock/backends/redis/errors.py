@@ -51,6 +51,10 @@ class NotOneCluster(redis_errors.RedisError):
     """LOCATION does not lead to nodes of one cluster."""
 
 
+class TlsRefusal(redis_errors.ConnectionError):
+    """TLS could not begin: a certificate is not trusted, say."""
+
+
 class ReplyError(redis_errors.ResponseError):
     """An error reply of the server; its first word is the code."""
 
@@ -79,16 +83,16 @@ def is_transient(error: BaseException) -> bool:
         return True
     if isinstance(error, ReplyError):
         return error.code in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
-    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+    if isinstance(
+        error, TlsRefusal | redis_errors.AuthenticationError | redis_errors.AuthorizationError
+    ):
         return False
     # In a reply to the handshake, redis-py leaves a code that it does not know in the text.
     if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError) or (
         _code_in(str(error)) in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
     ):
         return True
-    if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
-        return not _is_tls_refusal(error)
-    return isinstance(error, OSError | EOFError) and not _is_tls_refusal(error)
+    return _is_of_connection(error) or isinstance(error, redis_errors.BusyLoadingError)
 
 
 def is_wrong_server(said: object) -> bool:
@@ -113,16 +117,28 @@ def reason_of(error: BaseException) -> UnavailableReason:
 
 
 def _is_of_connection(error: BaseException) -> bool:
+    # An SSLError is an OSError, and one of hiredis means that a reply was none: either way a
+    # connection broke that was open before. The command on it may have been carried out.
     kinds = OSError | EOFError | redis_errors.ConnectionError | redis_errors.TimeoutError
-    return isinstance(error, kinds) and not isinstance(error, redis_errors.BusyLoadingError)
+    return isinstance(error, kinds | hiredis.HiredisError) and not isinstance(
+        error, redis_errors.BusyLoadingError
+    )
 
 
-def _is_tls_refusal(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
-        error = error.__cause__ or error.__context__
-    return False
+def check_tls(error: BaseException, handled: BaseException | None) -> None:
+    """Raise TlsRefusal if a dial has ended by *error* because TLS could not begin.
+
+    Args:
+        error: What redis-py made of it.
+        handled: What the program was handling at the time of the dial; Python chains it, too.
+    """
+    one: BaseException | None = error
+    while one is not None and one is not handled:
+        if isinstance(one, ssl.SSLError):
+            if isinstance(one, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                return
+            raise TlsRefusal(str(error)) from error
+        one = one.__cause__ or one.__context__
 
 
 def described(error: BaseException) -> str:
