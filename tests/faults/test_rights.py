@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import socket
 import ssl
 import threading
@@ -41,6 +42,7 @@ from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pytest_django import Settings
 
@@ -549,6 +551,27 @@ def test_event_loops_that_come_and_go_share_what_certificates_were_read(
     for _ in range(3):
         asyncio.run(use())
     assert len(reads) == 4
+
+
+@only_redis
+def test_certificates_that_were_replaced_count_as_soon_as_the_old_ones_are_refused(
+    caller: Caller,
+    locks: Locks,
+    tls_server: Server,
+    make_server: MakeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialing, "TLS_READ_AFTER", 0.0)
+    trusted = tmp_path / "trusted.crt"
+    shutil.copy(make_server("redis", tls=True).ca, trusted)
+    locks.on(tls_server, OPTIONS={**PATIENT, "ssl_ca_certs": str(trusted)})
+    lock = distributed_lock(NAME, wait=0)
+    with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
+        caller.acquire(lock)
+    shutil.copy(tls_server.ca, trusted)
+    assert caller.acquire(lock)
+    caller.release(lock)
 
 
 @only_redis

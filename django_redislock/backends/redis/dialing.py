@@ -26,7 +26,13 @@ from django_redislock.backends.drivers import start_in_thread
 from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.async_connection import AsyncConnection
 from django_redislock.backends.redis.connection import Connection
-from django_redislock.backends.redis.errors import CLIENT_ERRORS, NoResp3, TooOld, check_tls
+from django_redislock.backends.redis.errors import (
+    CLIENT_ERRORS,
+    NoResp3,
+    TlsRefusal,
+    TooOld,
+    check_tls,
+)
 from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
@@ -38,6 +44,8 @@ DIALS_BY_NAME = 16  # At most under way at once, each in a thread of its own.
 # Seconds for which new connections of event loops share certificates: to read those of the system
 # takes a loop 40 ms. Not for good, since the certificate of a client may be replaced any day.
 TLS_SHARED_FOR = 60.0
+# Seconds after which they are read again if a dial is refused: they may have been replaced.
+TLS_READ_AFTER = 1.0
 
 OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
 
@@ -191,6 +199,17 @@ class Dialer:
 
     async def adial(self, seconds: float) -> AsyncConnection:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
+        now = time.monotonic()
+        may_be_old = self._tls_until - TLS_SHARED_FOR + TLS_READ_AFTER < now < self._tls_until
+        try:
+            return await self._adial()
+        except TlsRefusal:
+            if not may_be_old:
+                raise
+        self._tls_until = -math.inf
+        return await self._adial()
+
+    async def _adial(self) -> AsyncConnection:
         handled = sys.exception()
         redis_connection = self._async_class(**{**self._async, **_NO_LIMITS})
         if hasattr(redis_connection, "ssl_context"):
