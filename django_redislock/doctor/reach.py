@@ -28,7 +28,8 @@ def distance(server: Server) -> Iterator[Finding]:
         started = time.perf_counter()
         reply = server.run("PING")
         took.append(time.perf_counter() - started)
-        if isinstance(reply, ReplyError):
+        # MISCONF is the only refusal of a server that answers questions: persistence() tells more.
+        if isinstance(reply, ReplyError) and reply.code != "MISCONF":
             raise LockUnavailable(server.backend.prefix, str(reply)) from reply
     median = statistics.median(took)
     says = f"answers, in {median * 1000:.1f} ms"

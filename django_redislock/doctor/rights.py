@@ -28,13 +28,19 @@ _LISTINGS = "zcount zrange"
 _ON_CLUSTERS = {"asking", "cluster|slots", "spublish", "ssubscribe"}
 _NOT_ON_CLUSTERS = {"publish", "select", "subscribe"}
 
+_MORE_RIGHTS = "Give the user of the locks all rights that they need."
+_NOT_OF_RIGHTS = "Put right what it says; a user with more rights would be refused, too."
+
+# Error codes with which a server refuses any user.
+_OF_SERVER = {"MISCONF", "NOREPLICAS", "OOM", "READONLY", "WRONGTYPE"}
+
 
 def rights(server: Server) -> Iterator[Finding]:
     """Whether a lock can be taken there, and whether scripts are allowed."""
     backend = server.backend
     rules = minimal_acl(backend.prefix, replicas=backend.conf.replicas_ack > 0)
     finding = take_and_release(server.own_name(PROBE), backend.alias)
-    if finding.level != "warn":
+    if finding.advice != _NOT_OF_RIGHTS and finding.level != "warn":
         line = f"A user with no more rights than needed: ACL SETUSER redislock on >PASSWORD {rules}"
         finding = replace(finding, advice=line)
     if finding.level == "fail":
@@ -68,7 +74,9 @@ def take_and_release(name: str, using: str) -> Finding:
             return Finding("rights", "warn", problem, "Run it again.")
         lock.release()
     except LockError as error:
-        advice = "Give the user of the locks all rights that they need."
+        cause = error.__cause__
+        is_of_rights = isinstance(cause, ReplyError) and cause.code not in _OF_SERVER
+        advice = _MORE_RIGHTS if is_of_rights else _NOT_OF_RIGHTS
         return Finding("rights", "fail", f"a lock cannot be taken: {error}", advice, id="E023")
     return Finding("rights", "ok", "a lock was taken and released")
 

@@ -7,9 +7,11 @@ import json
 import re
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 from django.contrib.auth.models import Permission
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
@@ -225,6 +227,28 @@ def test_memory_that_will_not_suffice_for_the_records_is_warned_of(
 def test_an_append_only_file_is_persistence_enough(locks: Locks, make_server: MakeServer) -> None:
     locks.on(make_server(appendonly="yes"))
     assert level("persistence") == "ok"
+
+
+def test_a_server_that_cannot_write_to_disk_is_examined_although_it_refuses_even_a_ping(
+    locks: Locks, make_server: MakeServer
+) -> None:
+    server = make_server(dbfilename="a-folder")
+    locks.on(server)
+    client = server.client()
+    (Path(client.config_get("dir")["dir"]) / "a-folder").mkdir()  # In place of the file.
+    client.config_set("save", "1 1")
+    client.set("written", 1, px=600_000)
+
+    def is_refused() -> bool:
+        try:
+            return not client.ping()
+        except redis.ResponseError as error:
+            return "MISCONF" in str(error)
+
+    wait_until(is_refused)
+    found = findings()
+    assert (found["persistence"].level, found["persistence"].id) == ("fail", "E026")
+    assert (found["rights"].level, "MISCONF" in found["rights"].says) == ("fail", True)
 
 
 @pytest.mark.slow
@@ -530,6 +554,23 @@ def test_a_missing_right_fails_and_the_rules_are_printed(locks: Locks) -> None:
     finding = findings()["rights"]
     assert finding.level == "fail"
     assert rules in finding.advice
+
+
+def test_what_no_right_would_help_against_is_told_without_the_rules(
+    locks: Locks, own_server: Server
+) -> None:
+    locks.on(own_server)
+    client = own_server.client()
+    for name, value, said in (
+        ("maxmemory", 1, "OOM"),
+        ("min-replicas-to-write", 1, "NOREPLICAS"),
+    ):
+        client.config_set(name, value)
+        finding = findings()["rights"]
+        client.config_set(name, 0)
+        assert (finding.level, said in finding.says) == ("fail", True)
+        assert "ACL" not in finding.advice
+    assert "ACL SETUSER" in findings()["rights"].advice
 
 
 @everywhere
