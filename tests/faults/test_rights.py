@@ -599,6 +599,18 @@ def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
         caller.acquire(distributed_lock(NAME, wait=10))
 
 
+@only_redis
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
+def test_a_file_of_tls_that_is_not_there_is_named(
+    option: str, caller: Caller, locks: Locks, tls_server: Server
+) -> None:
+    files = {"ssl_certfile": tls_server.ca, "ssl_keyfile": tls_server.ca.replace(".crt", ".key")}
+    locks.on(tls_server, UNAVAILABLE_AFTER=0, OPTIONS={**files, option: "/not/there.pem"})
+    says = f"{option} is '/not/there.pem', which cannot be read"
+    with pytest.raises(LockUnavailable, match=says):
+        caller.acquire(distributed_lock(NAME))
+
+
 async def acquire_while_handling(error: Exception, caller: Caller, lock: Lock) -> bool:
     """Acquire in an except block: Python makes *error* the context of all errors in there."""
     try:

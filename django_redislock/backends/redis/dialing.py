@@ -6,6 +6,7 @@ from __future__ import annotations
 # the child would wait for the end of that import for ever.
 import encodings.idna  # noqa: F401
 import math
+import os
 import sys
 import time
 from contextlib import suppress
@@ -32,6 +33,8 @@ from django_redislock.backends.redis.errors import (
     TlsRefusal,
     TooOld,
     check_tls,
+    described,
+    is_transient,
 )
 from django_redislock.backends.redis.protocol import packed
 
@@ -186,6 +189,7 @@ class Dialer:
         except BaseException as error:
             redis_connection.disconnect()
             check_tls(error, handled)
+            _check_files(error, self._sync)
             _check_hello(error)
             # redis-py assumes that the answer to HELLO is a map.
             if (
@@ -235,6 +239,7 @@ class Dialer:
         except BaseException as error:
             await redis_connection.disconnect(nowait=True)
             check_tls(error, handled)
+            _check_files(error, self._async)
             said = _said(error)
             _check_hello(said or error)
             if said is None:
@@ -302,6 +307,15 @@ def _check_hello(error: BaseException) -> None:
         or ("hello" in text and ("unknown" in text or "unsupported" in text))
     ):
         raise NoResp3(_NO_RESP3) from error
+
+
+def _check_files(error: BaseException, kwargs: Mapping[str, Any]) -> None:
+    """If a file of TLS cannot be read, raise *error* with the option, which it does not name."""
+    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        file = kwargs.get(option)
+        if file and is_transient(error) and not os.access(file, os.R_OK):
+            text = f"{described(error)}: {option} is {file!r}, which cannot be read"
+            raise redis_errors.ConnectionError(text) from error
 
 
 class _Credentials(CredentialProvider):
