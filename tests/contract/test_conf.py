@@ -311,6 +311,8 @@ UNCLEAR: list[tuple[str, str]] = [
     ("redis://a:-1/0", "port of 1 to 65535"),
     ("redis://a:/0", "port of 1 to 65535"),
     ("redis://a:port/0", "port of 1 to 65535"),
+    ("redis://a..internal:6379/0", "names a host that is malformed"),
+    (f"redis://{'a' * 64}.internal:6379/0", "names a host that is malformed"),
     ("redis:///0", "names no host"),
     ("redis://:6379/0", "names no host"),
     ("rediss://:secret@/0", "names no host"),

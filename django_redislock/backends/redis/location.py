@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from redis.connection import parse_url
 
@@ -69,6 +69,10 @@ def _check_host(parts: SplitResult, place: str) -> None:
         raise ValueError(f"names several hosts; name one, the primary; {_CLUSTER}")
     if not parts.hostname:
         raise ValueError("names no host; in a password, write / as %2F and ? as %3F")
+    try:
+        unquote(parts.hostname).encode("idna")  # As the look-up of its address does.
+    except UnicodeError:
+        raise ValueError("names a host that is malformed") from None
     try:
         port = 0 if place.endswith(":") else parts.port
     except ValueError:
