@@ -328,6 +328,40 @@ def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
     assert commands_run(former) == 0
 
 
+@pytest.mark.proves("P1", "R13")
+def test_sentinels_that_are_told_anew_which_server_is_the_master_are_followed(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    """They count failovers from 0 then, and this process has seen one. The old master lives on."""
+    watched = make_watched()
+    locks = watched.locks(settings, key_prefix, **PATIENT)
+    watched.fail_over()
+    locks.redis = watched.client(watched.await_failover())
+    wait_until(watched.is_settled)
+    with Blocking() as threads, InLoop() as tasks:
+        lock = distributed_lock(NAME, ttl=6)
+        for caller in (threads, tasks):
+            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))  # type: ignore[misc]
+        assert threads.acquire(lock)
+        lease = lease_of(lock)
+        assert lease is not None
+        wait_until(lambda: lease.renewals)  # So all connections are there, and none is dialed.
+        # The first master may not know yet that it is a replica now.
+        successor = wait_until(lambda: next(filter(watched.is_in_step, watched.replicas), None))
+        assert successor is not None
+        await_copies(watched.master, [successor])
+        for sentinel in watched.sentinels:  # All of them first: they would correct each other.
+            watched.ask(sentinel, "REMOVE", SERVICE)
+        watched.client(successor).replicaof("NO", "ONE")
+        for sentinel in watched.sentinels:
+            watched.ask(sentinel, "MONITOR", SERVICE, successor.host, str(successor.port), "2")
+        for caller in (threads, tasks):
+            wait_until(lambda caller=caller: is_asked_by(caller, successor))  # type: ignore[misc]
+        locks.redis = watched.client(successor)
+        assert is_held_by(locks, lease)
+        threads.release(lock)
+
+
 # --- acknowledgement -----------------------------------------------------------------------------
 
 

@@ -86,7 +86,8 @@ class Listener:
             # After subscribing, and again: a message may be lost, and a connection half open.
             asked = time.monotonic()
             master = self._sentinels.master_named_on(connection, self.PATIENCE)
-            if not self._sentinels.is_behind(master):
-                with suppress(redis_errors.ConnectionError):  # The process has later news.
-                    self._learn(master, asked)
+            with suppress(redis_errors.ConnectionError):  # The process has later news.
+                if self._sentinels.is_behind(master):  # Or it was told anew: REMOVE, MONITOR.
+                    master = self._sentinels.master(self.PATIENCE)
+                self._learn(master, asked)
             connection.next_ring(self.ASK_EVERY)
