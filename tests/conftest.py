@@ -52,6 +52,7 @@ pytest_plugins = [
     "tests.support.backends",
     "tests.support.clusters",
     "tests.support.databases",
+    "tests.support.interrupts",
     "tests.support.proofs",
     "tests.support.quorums",
     "tests.support.topologies",

@@ -38,7 +38,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
 from tests.support.backends import UNHURRIED, forbid_scripting
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
-from tests.support.interrupts import alarm, drops_errors
+from tests.support.interrupts import alarm, announce, drops_errors
 from tests.support.orders import SHOP, OnPurpose
 from tests.support.others import against_rival, held_by_other, hold, queued, rival
 from tests.support.processes import hear, say
@@ -228,6 +228,7 @@ class InterruptAt:
         self._going_on = True
 
     def __enter__(self) -> Self:
+        announce()
         self._before = signal.signal(self._signal, self._handle)
         _ = self._signal.again
         return self
@@ -305,7 +306,6 @@ def sweep(
                 gc.collect()  # Of the lease, which the exception may still refer to.
         if not interruption.place:
             assert step > 50, only
-            gc.collect()  # Here, and not in another test, which would hear of sockets not closed.
             return places, orphaned
         places.add(interruption.place)
     pytest.fail("the end was never reached")
@@ -500,7 +500,6 @@ def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(
         places.add(interruption.place)
     assert {"Dialer.dial", "start_in_thread"} <= places
     wait_until(lambda: len(dialer._places._items) == DIALS_BY_NAME)
-    gc.collect()  # Here, and not in another test, which would hear of sockets not closed.
 
 
 @pytest.mark.proves("R4")
@@ -634,6 +633,7 @@ def signal_when(condition: Callable[[], object]) -> Iterator[None]:
     def handler(number: int, frame: FrameType | None) -> None:
         raise Interrupt
 
+    announce()
     before = signal.signal(signal.SIGUSR1, handler)
     main = threading.main_thread().ident
     assert main is not None

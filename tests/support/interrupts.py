@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from django_redislock.backends.redis.loops import Loops
 from django_redislock.transactions import note_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from types import FrameType
 
 CALLBACKS = {
@@ -22,6 +26,31 @@ CALLBACKS = {
     "WeakKeyDictionary.__init__.<locals>.remove",
     "WeakValueDictionary.__init__.<locals>.remove",
 }
+
+
+_announced: list[str] = []  # Interrupts of the test that runs.
+
+
+def announce() -> None:
+    """Say that this test interrupts code anywhere.
+
+    If redis-py is interrupted while it connects, it leaves its socket to the garbage collector,
+    which would warn of it in another test.
+    """
+    _announced.append("")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Collect here what interrupts have left open."""
+    _announced.clear()
+    try:
+        return (yield)
+    finally:
+        if _announced:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
 
 
 @contextmanager
@@ -39,6 +68,7 @@ def alarm(error: type[BaseException]) -> Iterator[Callable[[float], object]]:
         else:
             raise error
 
+    announce()
     set_alarm = partial(signal.setitimer, signal.ITIMER_REAL)
     before = signal.signal(signal.SIGALRM, ring)
     try:
