@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
@@ -327,7 +328,8 @@ class _Telling:
                 try:
                     news(self.monitor)
                 except BaseException as error:  # noqa: BLE001 - it must not make the run fail
-                    self.complain(error if isinstance(error, Exception) else repr(error))
+                    with suppress(Exception):  # A handler of the project's logs may raise.
+                        self.complain(error if isinstance(error, Exception) else repr(error))
                 self.has_begun = True
         finally:
             self.done.set_result(None)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import importlib
 import json
+import logging
 import math
 import os
 import sys
@@ -275,6 +276,28 @@ def test_a_monitor_that_raises_fails_no_run(locks: Locks, caplog: pytest.LogCapt
     assert job(monitor=Broken())() == 1
     assert caplog.text.count("was not told of") == 2
     assert "SystemExit('broken')" in caplog.text
+
+
+def test_a_handler_of_logs_that_raises_keeps_no_end_from_a_monitor(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Monitor):
+        def started(self, run: Run) -> None:
+            raise KeyError("broken")
+
+        def succeeded(self, run: Run, took: float) -> None:
+            told.append(run.job)
+
+    class BrokenHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ZeroDivisionError("of a handler")
+
+    told: list[str] = []
+    log = logging.getLogger("django_redislock.monitors")
+    monkeypatch.setattr(log, "handlers", [BrokenHandler()])
+    run = job(monitor=Broken())
+    assert run() == 1
+    wait_until(lambda: told, HUNG, "the monitor is told of the success")
 
 
 def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over(
