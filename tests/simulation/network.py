@@ -65,10 +65,9 @@ class Line:
         Raises:
             Unanswered: There are none in time. The line is closed.
         """
-        sent = self.process.clock()
+        sent, until = self.process.clock(), self.process.after(within)
         message = Message(steps, is_rung=rung)
         self._network.send(self, message)
-        until = self.process.true(sent + within)
         try:
             while True:
                 while self._arrived:
@@ -97,8 +96,7 @@ class Line:
         Raises:
             Unanswered: The line was cut.
         """
-        now = self.process.clock()
-        until = self.process.true(now + seconds)
+        now, until = self.process.clock(), self.process.after(seconds)
         try:
             while True:
                 while self._rings:
@@ -167,7 +165,7 @@ class Network:
         """
         began = process.clock()
         if process.is_cut_off:
-            this_thread().sleep(process.true(began + within))
+            this_thread().sleep(process.after(within))
             if process.is_cut_off:
                 self.watch.could_not_send()
                 raise NotDone("the server cannot be reached", began, process.clock())

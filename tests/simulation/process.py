@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.timeline import Timeline
 
 CALM_AFTER = 9.0  # Seconds after a fault in which the calls that it met are over.
+TICK = 1e-6  # Seconds: the shortest wait.
 MOST_IDLE = 4  # Lines that a process keeps.
 
 
@@ -87,9 +88,13 @@ class Process:
         """The time by its own clock."""
         return self._began + self.rate * self._timeline.now
 
-    def true(self, local: float) -> float:
-        """The true time at which its clock shows that one."""
-        return (local - self._began) / self.rate
+    def after(self, seconds: float) -> float:
+        """The true time at which its clock has counted so many seconds more.
+
+        A wait takes a microsecond or more. Else one that rounding makes out of nothing would end at
+        the time at which it began, for ever.
+        """
+        return self.now + (max(seconds, TICK) if seconds > 0 else seconds) / self.rate
 
     def running(self) -> float:
         """The time by its own clock, less that in which it stood still."""
@@ -280,8 +285,7 @@ class Session(drivers.Blocking):
 
     def pause(self, step: Pause) -> float:
         self.close()
-        until = self._place.true(self._place.clock() + step.seconds)
-        this_thread().sleep(until)
+        this_thread().sleep(self._place.after(step.seconds))
         return self._place.clock()
 
     def close(self) -> None:
@@ -349,7 +353,7 @@ class SimulatedWatchdog(Watchdog):
         if self._bell.empty():
             self._sleeper = this_thread()
             try:
-                self._sleeper.sleep(self._place.true(self._place.clock() + seconds))
+                self._sleeper.sleep(self._place.after(seconds))
             finally:
                 self._sleeper = None
         while not self._bell.empty():

@@ -76,6 +76,18 @@ def test_the_time_of_a_pause_does_not_count_while_it_lasts_nor_after() -> None:
         assert process.running() - begun == pytest.approx(ran)
 
 
+def test_each_wait_takes_time_though_rounding_would_lose_it() -> None:
+    timeline = Timeline()
+    process = Process(1, 1, timeline, Mock(Network), rate=1.0095, seed="1", seconds_per_message=0)
+    for hundredth in range(0, 180_000, 7):
+        timeline.now = hundredth / 100
+        began, woken = process.clock(), process.after(1e-13)
+        assert woken > timeline.now
+        timeline.now = woken
+        assert process.clock() > began + 1e-13
+        assert process.after(0) == timeline.now
+
+
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     code = (
         "import django; django.setup()\n"
