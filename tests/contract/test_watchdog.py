@@ -278,7 +278,7 @@ def test_a_handler_of_logs_that_raises_ends_no_renewals_and_hides_no_loss(
     log, broken = logging.getLogger("django_redislock"), Broken()
     log.addHandler(broken)
     try:
-        lock = distributed_lock("lottery", ttl=3)
+        lock = distributed_lock("lottery", ttl=6)
         assert lock.acquire()
         lease = lock.lease
         assert lease is not None
