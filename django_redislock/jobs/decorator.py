@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from asgiref.sync import AsyncToSync
@@ -182,8 +184,8 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
     line = "@single_instance" + (f"({name!r})" if name else "")
     check_decorated(function, line)
     job = full_name(function)
-    if name is None and not options.limits and not hasattr(_underlying(function), "__qualname__"):
-        raise _unnamed(function)
+    if name is None and not options.limits:
+        _check_named(function)
     named = namings(name, options, function, job)
     activity = Activity(task=job)
     body = finished(function, line)
@@ -212,7 +214,22 @@ def full_name(function: Callable[..., Any]) -> str:
     """Module and qualified name of a function: the job, as operators see it."""
     function = _underlying(function)
     own = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{function.__module__}.{own}"
+    return f"{_module_of(function)}.{own}"
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """Where it is defined. To Python, all scripts that run have one name.
+
+    So ``python -m shop.nightly`` has the name by which others import it, and ``python nightly.py``
+    that of its file. A child that multiprocessing has spawned calls its parent's script otherwise.
+    """
+    module = function.__module__
+    if module not in {"__main__", "__mp_main__"}:
+        return module
+    script = sys.modules.get(module)
+    if (spec := getattr(script, "__spec__", None)) is not None:
+        return str(spec.name)
+    return PurePath(getattr(script, "__file__", "__main__")).stem
 
 
 def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,12 +239,25 @@ def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _unnamed(function: Callable[..., Any]) -> TypeError:
-    """The error for an object that has only its class's name, as each object of that class has."""
-    return TypeError(
-        f"single_instance was given {function!r}, which has no name of its own. Named after the"
-        f" class {type(_underlying(function)).__qualname__}, all its objects would share one lock."
-        " Give the lock a name: single_instance('name')."
+def _check_named(function: Callable[..., Any]) -> None:
+    """Refuse a function after which no lock can be named, since others have its name, too.
+
+    Raises:
+        TypeError: It is such a function.
+    """
+    underlying = _underlying(function)
+    if not hasattr(underlying, "__qualname__"):
+        others = (
+            f"Named after the class {type(underlying).__qualname__}, all its objects would share"
+            " one lock."
+        )
+    elif underlying.__name__ == "<lambda>":
+        others = "All lambdas of its module would share one lock."
+    else:
+        return
+    raise TypeError(
+        f"single_instance was given {function!r}, which has no name of its own. {others} Give the"
+        " lock a name: single_instance('name')."
     )
 
 

@@ -11,6 +11,8 @@ import logging
 import math
 import os
 import pickle
+import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -40,12 +42,14 @@ from django_redislock.celery.options import SingleInstance
 from django_redislock.jobs import Conflict, JobOptions, current_lease, run_job
 from django_redislock.models import CompletedRun
 from django_redislock.monitors import Monitor
+from tests import ROOT
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.faults import calls, in_fork
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from django_redislock.testing import LockTestKit
     from tests.conftest import Locks
@@ -131,10 +135,18 @@ async def asend() -> None:
     """A coroutine function for blocking code."""
 
 
-@pytest.mark.parametrize("made", [Export(), functools.partial(Export())], ids=["object", "partial"])
-def test_an_object_without_a_name_of_its_own_needs_one_given(made: Any) -> None:
+@pytest.mark.parametrize(
+    ("made", "shared"),
+    [
+        (Export(), "Named after the class Export, all its objects would share one lock."),
+        (functools.partial(Export()), "Named after the class Export, all its objects"),
+        (lambda: "exported", "All lambdas of its module would share one lock."),
+    ],
+    ids=["object", "partial", "lambda"],
+)
+def test_an_object_without_a_name_of_its_own_needs_one_given(made: Any, shared: str) -> None:
     for decorator in (single_instance, single_instance(ttl=60)):
-        with pytest.raises(TypeError, match="the class Export, all its objects would share one"):
+        with pytest.raises(TypeError, match=re.escape(shared)):
             decorator(made)
     assert single_instance("export")(made).lock_name() == "export"
     assert single_instance(limits=[Limit("export", 2)])(made).lock_name() == "export"
@@ -143,6 +155,52 @@ def test_an_object_without_a_name_of_its_own_needs_one_given(made: Any) -> None:
 def test_two_coroutine_functions_for_blocking_code_have_two_names() -> None:
     names = [single_instance(async_to_sync(one)).lock_name() for one in (asend, aload)]
     assert names == [f"{__name__}.asend", f"{__name__}.aload"]
+
+
+SCRIPT = """
+import multiprocessing, sys
+from django.conf import settings
+settings.configure()
+from django_redislock import single_instance
+
+@single_instance
+def main(): ...
+
+def tell():
+    print(main.lock_name(), flush=True)
+
+if __name__ == "__main__":
+    tell()
+    if "spawn" in sys.argv:
+        child = multiprocessing.get_context("spawn").Process(target=tell)
+        child.start()
+        child.join()
+"""
+
+
+def test_scripts_with_functions_of_one_name_have_locks_of_their_own(tmp_path: Path) -> None:
+    """All of them are called __main__."""
+    for name in ("nightly", "weekly"):
+        (tmp_path / "shop" / f"{name}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / "shop" / f"{name}.py").write_text(SCRIPT)
+
+    def said(*command: str) -> list[str]:
+        path = os.pathsep.join([str(ROOT), str(tmp_path)])
+        run = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return run.stdout.split()
+
+    assert said("shop/nightly.py", "spawn") == 2 * ["nightly.main"]
+    assert said("shop/weekly.py") == ["weekly.main"]
+    assert said("-m", "shop.nightly", "spawn") == 2 * ["shop.nightly.main"]
+    assert said("-c", "from shop import nightly; nightly.tell()") == ["shop.nightly.main"]
+    assert said("-c", SCRIPT) == ["__main__.main"]
 
 
 # --- a run that is skipped ------------------------------------------------------------------------
