@@ -25,6 +25,7 @@ from django_redislock.backends.redis import calling
 from django_redislock.backends.redis.dialing import DIALS_BY_NAME, Dialer
 from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.rules import scripts
+from django_redislock.rules.options import ONE_TRY
 from django_redislock.rules.steps import Answer, Call, Unanswered
 from django_redislock.rules.stored import renewal_count
 from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting
@@ -360,6 +361,31 @@ def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
         proxy.rule(command, action, times=None)
     with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
         caller.acquire(distributed_lock(NAME))
+
+
+@pytest.mark.proves("R4")
+def test_r4_a_connection_that_comes_late_serves_the_next_try_with_all_its_time(
+    locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With hardly any time, the try would be sent again at once, and might overtake itself."""
+
+    def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host == "localhost":
+            never.wait(0.8 * one_try)
+        return getaddrinfo(host, *args, **kwargs)
+
+    one_try = ONE_TRY * PATIENCE
+    getaddrinfo, never = socket.getaddrinfo, threading.Event()
+    with distributed_lock(NAME):  # So that the server has the scripts.
+        pass
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, f"delayreply:{0.3 * one_try}", times=None)
+    url = f"redis://localhost:{proxy.port}/0"
+    locks.configure(LOCATION=url, TTL=60, OPTIONS={"socket_timeout": PATIENCE})
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    lock = distributed_lock(NAME, wait=0)
+    assert lock.acquire()
+    assert rule.hits == 1
+    lock.release()
 
 
 @pytest.mark.proves("R5")

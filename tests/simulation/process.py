@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
+from django_redislock.backends.redis.sessions import LATEST
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.conf import Conf
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.forms import FirstTry
 from django_redislock.rules.keys import channel
-from django_redislock.rules.steps import Answer, Bell, Call, Tell, Unanswered
+from django_redislock.rules.steps import Answer, Bell, Call, NotDone, Tell, Unanswered
 from tests.simulation.server import PREFIX
 from tests.simulation.timeline import Thread, this_thread
 
@@ -303,7 +304,9 @@ class Session(drivers.Blocking):
         began = self._place.clock()
         line = self._open(within)
         sent = self._place.clock()
-        return sent, line.ask(steps, max(within - (sent - began), 0.0), rung=rung)
+        if sent - began > LATEST * within:
+            raise NotDone("a connection was made, but too late for the command", began, sent)
+        return sent, line.ask(steps, within - (sent - began), rung=rung)
 
     def _open(self, within: float) -> Line:
         if self._line is None or not self._line.is_open:

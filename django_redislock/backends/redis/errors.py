@@ -71,6 +71,10 @@ class NotSent(ConnectionError):
     """The connection was cut before all of a command was sent: the server did not carry it out."""
 
 
+class TooLate(redis_errors.TimeoutError):
+    """A connection was there, but too late to send a command on it."""
+
+
 # The errors that a client raises about a server. Any other comes from outside: a signal handler,
 # Celery's soft time limit, a cancellation. One of these may do so, too: see
 # process.pass_on_interrupt().

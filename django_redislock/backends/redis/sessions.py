@@ -17,6 +17,7 @@ from django_redislock.backends.redis.errors import (
     Crowded,
     NotSent,
     ReplyError,
+    TooLate,
     is_wrong_server,
 )
 from django_redislock.backends.redis.protocol import id_of
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from django_redislock.rules.steps import Call, Listen, Outcome, Tell
 
 Result = TypeVar("Result")
+
+LATEST = 0.75  # Of a try's time, after which a new connection sends no command any more.
 
 
 class Session(drivers.Blocking):
@@ -80,6 +83,7 @@ class Session(drivers.Blocking):
                 # The rest of *within* is for the server, which must not seem to be silent only
                 # because we asked late.
                 started = min(started + step.patience, clock.now())
+                _check_time_left(step, started)
             channel = (
                 self._bell.channel if self._bell else self._caller.channel_on(connection, step.name)
             )
@@ -87,7 +91,7 @@ class Session(drivers.Blocking):
             outcome = self._caller.call_one(connection, step, started, channel)
         except CLIENT_ERRORS as error:
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
-            if not isinstance(error, ReplyError) or is_wrong_server(error):
+            if not isinstance(error, ReplyError | TooLate) or is_wrong_server(error):
                 self._drop()
             # With replicas, perhaps only the WAIT was not sent.
             was_sent = was_sent and (step.replicas > 0 or not isinstance(error, NotSent))
@@ -107,12 +111,14 @@ class Session(drivers.Blocking):
                 patience = first.patience + first.within / 2
                 self._connection = self._pool.take(first.within, patience=patience)
                 started = min(started + first.patience, clock.now())  # See call().
+                _check_time_left(first, started)
             sent, was_sent = clock.now(), True
             outcomes = self._caller.call(self._connection, calls, started)
             if turned_away(outcomes):
                 self._drop()
         except CLIENT_ERRORS as error:
-            self._drop()
+            if not isinstance(error, TooLate):
+                self._drop()
             was_sent = was_sent and (first.replicas > 0 or not isinstance(error, NotSent))
             return [trouble_of(error, sent, was_sent=was_sent) for _ in calls]
         except BaseException:
@@ -373,6 +379,18 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         return call.result()
     finally:
         del call, cancelled, outcome  # See drivers._first_step().
+
+
+def _check_time_left(step: Call, started: float) -> None:
+    """Leave a command to the next try, which has the connection, if little of its time is left.
+
+    Else it would soon be sent again, on another connection, where it might overtake itself.
+
+    Raises:
+        TooLate: Less than a quarter is left.
+    """
+    if clock.now() - started > LATEST * step.within:
+        raise TooLate("a connection was made, but too late for the command")
 
 
 def _bell(ring: bytes | None) -> Bell:
