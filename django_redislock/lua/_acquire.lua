@@ -3,6 +3,7 @@
 -- limit    how many permits the lock has, for the record of a waiter; '' if one
 -- permit   what is answered behind the fence, if it is granted: ' ' and which permit it is; '' if there is one
 -- hold_left  ms until a waiting hold no longer keeps the other permits from a waiter; nil if none does
+-- popped   {token, ticket} of the asker, if it came first in the queue and was taken out of it; else nil
 -- refusal  what is answered if the asker is not to wait: 'busy', or 'own' if another delivery of its task run has it
 
 local value = redis.pcall('GET', LOCK)
@@ -15,7 +16,7 @@ if markers ~= '' then
   started = retention ~= '' and begin
 end
 
-if not value and not done_before and call('EXISTS', QUEUE) == 0 then
+if not (value or done_before or popped) and call('EXISTS', QUEUE) == 0 then
   local us = clock()
   local fence = new_fence(us)
   grant(token, id, ttl, renews, owner, fence, us, '')
@@ -92,7 +93,7 @@ if value then
 end
 
 if not left then
-  local next_one, its_ticket = hand_over(pop_waiter(), previous, token)
+  local next_one, its_ticket = hand_over(popped or pop_waiter(), previous, token)
   if next_one == nil or next_one == token then
     local fence = new_fence(us, previous)
     grant(token, id, ttl, renews, its_ticket and with_wait(owner, its_ticket, us) or owner, fence, us, '')

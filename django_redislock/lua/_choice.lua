@@ -33,8 +33,12 @@ repeat
   local is_of_another = chosen and not is_held_back and first and first ~= token
   if is_of_another then
     ask_for(chosen)
-    hand_over(pop_waiter())
-    values[chosen] = call('GET', LOCK)
+    local next_one, its_ticket = hand_over(pop_waiter(), nil, token)
+    if next_one == token then -- all before it are dead
+      first, most, popped, is_of_another = token, permits, { token, its_ticket }, false
+    else
+      values[chosen] = call('GET', LOCK)
+    end
   end
 until not is_of_another
 
@@ -54,5 +58,5 @@ if not chosen then -- the one that ends first; an unconfirmed one ends soon
     end
   end
 elseif first == token and first_free(most, chosen + 1) then
-  tell_waiter(1, 0) -- the next one has a permit too
+  tell_waiter(popped and 0 or 1, 0) -- the next one has a permit too
 end

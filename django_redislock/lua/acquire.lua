@@ -16,5 +16,5 @@ local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
-local limit, permit, refusal, hold_left = '', '', 'busy', nil -- of a lock that has one permit, see acquire_permit.lua
+local limit, permit, refusal, hold_left, popped = '', '', 'busy' -- of a lock with one permit: acquire_permit.lua
 -- include _acquire

@@ -183,6 +183,18 @@ def test_the_dead_are_passed_over(full: Keyspace) -> None:
     assert (full.holders(2), full.queue) == ("ac", "")
 
 
+@pytest.mark.proves("P6", "R4")
+@pytest.mark.parametrize("free", ["1", "2", "12"])
+def test_a_waiter_that_looks_behind_a_dead_one_has_one_permit(full: Keyspace, free: str) -> None:
+    wait(full, "fcd")
+    for number in map(int, free):
+        full.do("DEL", KEYS.of_permit(number).lock)
+    assert full.acquire("c", "queue", limit=2).split()[1] == free[0]
+    assert full.holders(2) == {"1": "cb", "2": "ac", "12": "c."}[free]
+    assert full.queue == "d"
+    assert heard(full) == (["d look"] if len(free) > 1 else [])
+
+
 def test_a_waiter_that_does_not_confirm_gives_its_permit_to_the_next(full: Keyspace) -> None:
     wait(full, "cd")
     full.release("b", 2)

@@ -227,9 +227,7 @@ CONTROLS = {
     ),
     "newcomers pass the waiters": Control(
         "P6",
-        naive.instead(
-            "not done_before and call('EXISTS', QUEUE) == 0 then", "not done_before then"
-        ),
+        naive.instead("or popped) and call('EXISTS', QUEUE) == 0 then", "or popped) then"),
     ),
     "a fence is a counter, which is lost with the data": Control(
         "R9",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
-from django_redislock.backends.redis.sessions import LATEST
+from django_redislock.backends.redis.sessions import LATEST, TOO_LATE
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.conf import Conf
 from django_redislock.rules import flows, scripts
@@ -305,7 +305,7 @@ class Session(drivers.Blocking):
         line = self._open(within)
         sent = self._place.clock()
         if sent - began > LATEST * within:
-            raise NotDone("a connection was made, but too late for the command", began, sent)
+            raise NotDone(TOO_LATE, began, sent)
         return sent, line.ask(steps, within - (sent - began), rung=rung)
 
     def _open(self, within: float) -> Line:

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-LATEST = 0.75  # Of a try's time, after which a new connection sends no command any more.
+# Of a try's time, after which a new connection leaves a command to the next try. With less time, it
+# would soon be sent again on another connection, where it might overtake itself.
+LATEST = 0.75
+TOO_LATE = "a connection was made, but too late for the command"
 
 
 class Session(drivers.Blocking):
@@ -82,8 +85,10 @@ class Session(drivers.Blocking):
                 connection = self._connection = self._pool.take(within, patience=patience)
                 # The rest of *within* is for the server, which must not seem to be silent only
                 # because we asked late.
-                started = min(started + step.patience, clock.now())
-                _check_time_left(step, started)
+                now = clock.now()
+                started = min(started + step.patience, now)
+                if now - started > LATEST * step.within:
+                    raise TooLate(TOO_LATE)
             channel = (
                 self._bell.channel if self._bell else self._caller.channel_on(connection, step.name)
             )
@@ -110,8 +115,10 @@ class Session(drivers.Blocking):
             if self._connection is None:
                 patience = first.patience + first.within / 2
                 self._connection = self._pool.take(first.within, patience=patience)
-                started = min(started + first.patience, clock.now())  # See call().
-                _check_time_left(first, started)
+                now = clock.now()
+                started = min(started + first.patience, now)  # See call().
+                if now - started > LATEST * first.within:
+                    raise TooLate(TOO_LATE)
             sent, was_sent = clock.now(), True
             outcomes = self._caller.call(self._connection, calls, started)
             if turned_away(outcomes):
@@ -379,18 +386,6 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         return call.result()
     finally:
         del call, cancelled, outcome  # See drivers._first_step().
-
-
-def _check_time_left(step: Call, started: float) -> None:
-    """Leave a command to the next try, which has the connection, if little of its time is left.
-
-    Else it would soon be sent again, on another connection, where it might overtake itself.
-
-    Raises:
-        TooLate: Less than a quarter is left.
-    """
-    if clock.now() - started > LATEST * step.within:
-        raise TooLate("a connection was made, but too late for the command")
 
 
 def _bell(ring: bytes | None) -> Bell:
