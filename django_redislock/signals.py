@@ -79,18 +79,16 @@ class _Reentrant(Signal):
             extra = logs.of(lock=_lock_in(named))
             logger.exception("Could not send a signal about a lock", extra=extra)
             return []
-        # Django takes what a signal handler raised for a failure of the receiver that it
-        # interrupted. But a task must hear of its soft time limit.
-        for _, answer in answers:
-            if isinstance(answer, Exception) and process.is_of_handler(answer):
-                raise answer
+        _pass_on_interrupt(answers)
         return answers
 
     async def asend_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """As Django's, without a thread if only prompt receivers are connected."""
         if self.receivers == self._alone:
             return self.send_robust(sender, **named)
-        return await super().asend_robust(sender, **named)
+        answers = await super().asend_robust(sender, **named)
+        _pass_on_interrupt(answers)
+        return answers
 
 
 #: A lease was granted. Arguments: lease, waited (seconds), blocked_by (the Owner that had the lock
@@ -122,6 +120,16 @@ task_skipped = _Reentrant()
 #: A call of a task with give_up_after is given up: it was started so often, and never ended.
 #: Sender: the task. Arguments: job, name (the lock), using, task_id, starts.
 task_abandoned = _Reentrant()
+
+
+def _pass_on_interrupt(answers: list[tuple[Any, Any]]) -> None:
+    """Raise what a signal handler raised. A task must hear of its soft time limit.
+
+    Django takes it for a failure of the receiver that the handler interrupted.
+    """
+    for _, answer in answers:
+        if isinstance(answer, Exception) and process.is_of_handler(answer):
+            raise answer
 
 
 def _lock_in(news: dict[str, Any]) -> str | None:

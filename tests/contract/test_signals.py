@@ -295,6 +295,30 @@ def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure
     assert not distributed_lock("lottery").locked()
 
 
+async def test_what_a_signal_handler_raises_in_a_coroutine_that_receives_is_no_failure(
+    place: Place,
+) -> None:
+    class TooLong(Exception):
+        pass
+
+    async def interrupted(**news: object) -> None:
+        os_signals.raise_signal(os_signals.SIGALRM)
+
+    def ring(number: int, frame: object) -> None:
+        raise TooLong
+
+    before = os_signals.signal(os_signals.SIGALRM, ring)
+    signals.lock_acquired.connect(interrupted)
+    try:
+        with pytest.raises(TooLong):
+            async with distributed_lock("lottery"):
+                pytest.fail("the block has begun")
+    finally:
+        os_signals.signal(os_signals.SIGALRM, before)
+        signals.lock_acquired.disconnect(interrupted)
+    assert not await distributed_lock("lottery").alocked()
+
+
 @pytest.mark.waits
 @both_ways
 async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
