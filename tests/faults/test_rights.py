@@ -17,6 +17,7 @@ from redis import CredentialProvider
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.backends.redis import calling, dialing
 from django_redislock.backends.redis.backend import RedisBackend
+from django_redislock.backends.redis.errors import check_tls
 from django_redislock.backends.registry import backends
 from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock
@@ -212,6 +213,20 @@ def test_a_provider_that_fails_makes_the_lock_unavailable(
     credentials.fail()
     with pytest.raises(LockUnavailable, match="no token"):
         caller.acquire(lock)
+
+
+def test_a_provider_may_raise_an_error_that_is_its_own_consequence(locks: Locks) -> None:
+    """To look for an error of TLS in such a circle comes to an end."""
+
+    class InCircles(CredentialProvider):
+        def get_credentials(self) -> Any:
+            first, second = OSError("no token"), ValueError()
+            second.__cause__ = first
+            raise first from second
+
+    locks.configure(UNAVAILABLE_AFTER=0, OPTIONS={"credential_provider": InCircles()})
+    with pytest.raises(LockUnavailable, match="no token"):
+        distributed_lock(NAME).acquire()
 
 
 def test_a_provider_that_fails_masks_no_exception_of_the_body(
@@ -641,6 +656,27 @@ def test_r13_an_error_of_tls_that_the_program_handles_says_nothing_of_the_server
         caller.run(acquire_while_handling(error, caller, distributed_lock(NAME)))
     assert caught.value.reason == "connection"
     own_server.start()
+
+
+async def test_a_cancellation_of_what_handles_an_error_of_tls_remains_one() -> None:
+    begun = asyncio.Event()
+
+    async def dial() -> None:
+        try:
+            try:
+                raise ssl.SSLError("of a dial")
+            except ssl.SSLError:
+                begun.set()
+                await asyncio.sleep(HUNG)
+        except BaseException as error:
+            check_tls(error, None)
+            raise
+
+    dial_begun = asyncio.ensure_future(dial())
+    await begun.wait()
+    dial_begun.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dial_begun
 
 
 class Spoiler:

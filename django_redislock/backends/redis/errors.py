@@ -136,12 +136,15 @@ def check_tls(error: BaseException, handled: BaseException | None) -> None:
         error: What redis-py made of it.
         handled: What the program was handling at the time of the dial; Python chains it, too.
     """
-    one: BaseException | None = error
-    while one is not None and one is not handled:
+    # A cancellation or Ctrl-C is none, whatever it interrupted.
+    one: BaseException | None = error if isinstance(error, Exception) else None
+    passed: list[BaseException] = []
+    while one is not None and one is not handled and one not in passed:  # It may be a circle.
         if isinstance(one, ssl.SSLError):
             if isinstance(one, ssl.SSLEOFError | ssl.SSLZeroReturnError):
                 return
             raise TlsRefusal(str(error)) from error
+        passed.append(one)
         one = one.__cause__ or one.__context__
 
 
