@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -226,10 +227,14 @@ def _module_of(function: Callable[..., Any]) -> str:
     module = function.__module__
     if module not in {"__main__", "__mp_main__"}:
         return module
-    script = sys.modules.get(module)
-    if (spec := getattr(script, "__spec__", None)) is not None:
+    # Its own globals: of a script that a profiler runs, sys.modules has the profiler.
+    script = getattr(inspect.unwrap(function), "__globals__", {})
+    if script.get("__name__") != module:
+        script = vars(sys.modules[module]) if module in sys.modules else {}
+    if (spec := script.get("__spec__")) is not None and spec.name != "__main__":
         return str(spec.name)
-    return PurePath(getattr(script, "__file__", "__main__")).stem
+    file = PurePath(script.get("__file__", "__main__"))
+    return (file.parent.stem if file.stem == "__main__" else file.stem) or "__main__"
 
 
 def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -201,6 +201,10 @@ def test_scripts_with_functions_of_one_name_have_locks_of_their_own(tmp_path: Pa
     assert said("-m", "shop.nightly", "spawn") == 2 * ["shop.nightly.main"]
     assert said("-c", "from shop import nightly; nightly.tell()") == ["shop.nightly.main"]
     assert said("-c", SCRIPT) == ["__main__.main"]
+    assert said("-m", "cProfile", "shop/nightly.py")[0] == "nightly.main"
+    assert said("-m", "trace", "--listfuncs", "shop/nightly.py")[0] == "nightly.main"
+    (tmp_path / "shop" / "__main__.py").write_text(SCRIPT)
+    assert said("shop") == ["shop.main"]
 
 
 # --- a run that is skipped ------------------------------------------------------------------------
