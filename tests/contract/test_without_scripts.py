@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from django_redislock import (
     single_instance_task,
     task_runs,
 )
-from django_redislock.backends.redis import without_scripts
+from django_redislock.backends.redis import sessions, without_scripts
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.steps import Call
@@ -298,3 +299,10 @@ def test_what_needs_no_scripts_works(place: ServerPlace) -> None:
     seen = held.get("lottery")
     assert seen is not None
     assert (seen.state, seen.owner) == ("cooling", lease.owner)
+
+
+async def test_what_a_thread_does_for_an_event_loop_has_the_context_of_its_task() -> None:
+    """So its log records tell of the job, and of a project's request."""
+    request: ContextVar[str] = ContextVar("request", default="none")
+    request.set("a request")
+    assert await sessions.in_thread(request.get) == "a request"

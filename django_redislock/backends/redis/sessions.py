@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -377,7 +378,8 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
     The flow must not begin to undo the work before that.
     """
-    outcome = drivers.start_in_thread(work, "redislock-call")
+    context = copy_context()  # Log records tell of the job.
+    outcome = drivers.start_in_thread(partial(context.run, work), "redislock-call")
     call, cancelled = await drivers.to_its_end(asyncio.wrap_future(outcome))
     try:
         if cancelled is not None:
