@@ -37,7 +37,7 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pytest_django import Settings
 
@@ -363,29 +363,59 @@ def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
         caller.acquire(distributed_lock(NAME))
 
 
-@pytest.mark.proves("R4")
-def test_r4_a_connection_that_comes_late_serves_the_next_try_with_all_its_time(
-    locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With hardly any time, the try would be sent again at once, and might overtake itself."""
+LATE = 0.8 * ONE_TRY * PATIENCE  # Seconds of a look-up that leave a try little time.
+
+
+@pytest.fixture
+def slow_lookup(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, a look-up of the name "localhost" is late."""
 
     def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
         if host == "localhost":
-            never.wait(0.8 * one_try)
+            never.wait(LATE)
         return getaddrinfo(host, *args, **kwargs)
 
-    one_try = ONE_TRY * PATIENCE
     getaddrinfo, never = socket.getaddrinfo, threading.Event()
-    with distributed_lock(NAME):  # So that the server has the scripts.
+    return lambda: monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+@pytest.fixture
+def by_name(locks: Locks, proxy: Proxy) -> Locks:
+    """They reach the server by its name. It has the scripts."""
+    with distributed_lock(NAME):
         pass
-    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, f"delayreply:{0.3 * one_try}", times=None)
     url = f"redis://localhost:{proxy.port}/0"
-    locks.configure(LOCATION=url, TTL=60, OPTIONS={"socket_timeout": PATIENCE})
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return locks.configure(LOCATION=url, TTL=60, OPTIONS={"socket_timeout": PATIENCE})
+
+
+@pytest.mark.proves("R4")
+def test_r4_a_connection_that_comes_late_serves_the_next_try_with_all_its_time(
+    by_name: Locks, proxy: Proxy, slow_lookup: Callable[[], None]
+) -> None:
+    """With hardly any time, the try would be sent again at once, and might overtake itself."""
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, f"delayreply:{LATE / 2}", times=None)
+    slow_lookup()
     lock = distributed_lock(NAME, wait=0)
     assert lock.acquire()
     assert rule.hits == 1
     lock.release()
+
+
+@pytest.mark.proves("R4")
+def test_r4_so_does_that_of_a_waiter_that_has_lost_its_own(
+    by_name: Locks, proxy: Proxy, slow_lookup: Callable[[], None], settings: Settings
+) -> None:
+    add_rival(settings, by_name)
+    with rival(ttl=60):
+        waiting = in_thread(distributed_lock(NAME, wait=HUNG).acquire)
+        wait_until(lambda: queued(by_name))
+        slow_lookup()
+        rule = proxy.rule_for_script(scripts.ACQUIRE.sha, f"delayreply:{LATE / 2}", times=None)
+        dials = len(proxy.commands("HELLO"))
+        proxy.cut()
+        wait_until(lambda: rule.hits)
+    assert waiting.result(HUNG)
+    assert len(proxy.commands("HELLO")) == dials + 1
 
 
 @pytest.mark.proves("R5")

@@ -76,6 +76,7 @@ class Session(drivers.Blocking):
             answer = self.call(as_try(step))
             if not (is_busy(answer.value) and self._caller.scripting):
                 return answer
+        is_new = self._connection is None
         try:
             if listens:
                 self._become_rung(step, started)
@@ -86,10 +87,9 @@ class Session(drivers.Blocking):
                 connection = self._connection = self._pool.take(within, patience=patience)
                 # The rest of *within* is for the server, which must not seem to be silent only
                 # because we asked late.
-                now = clock.now()
-                started = min(started + step.patience, now)
-                if now - started > LATEST * step.within:
-                    raise TooLate(TOO_LATE)
+                started = min(started + step.patience, clock.now())
+            if is_new and clock.now() - started > LATEST * step.within:
+                raise TooLate(TOO_LATE)
             channel = (
                 self._bell.channel if self._bell else self._caller.channel_on(connection, step.name)
             )
