@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overloa
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Value = TypeVar("Value")
 
@@ -115,23 +115,34 @@ def pass_on_interrupt(error: BaseException) -> None:
     Handlers may raise TimeoutError or OSError, as the one in the documentation of Python does.
     """
     running = {frame for frame, _ in walk_stack(currentframe())}
-    one: BaseException | None = error
-    passed: list[BaseException] = []
-    while one is not None and one not in passed:  # A chain of errors may end in a circle.
+    codes = _codes_of_handlers()
+    for one in chain_of(error):
         frames = [frame for frame, _ in walk_tb(one.__traceback__)]
         # Pass over an error that was kept, and one that the program handles meanwhile.
         if running.isdisjoint(frames[:1]) is (one is error):
             return
-        if is_of_handler(one):
+        if any(frame.f_code in codes for frame in frames):
             raise one
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what it was made of or raised in the course of. The chain may be a circle."""
+    one: BaseException | None = error
+    passed: list[BaseException] = []
+    while one is not None and one not in passed:
+        yield one
         passed.append(one)
         one = one.__cause__ or one.__context__
 
 
 def is_of_handler(error: BaseException) -> bool:
     """Whether a signal handler has raised *error*: Ctrl-C, Celery's soft time limit."""
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    codes = _codes_of_handlers()
     return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
+def _codes_of_handlers() -> set[object]:
+    return {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
 
 
 def _code_of(handler: Any) -> object:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import hiredis
 from redis import exceptions as redis_errors
 
+from django_redislock.process import chain_of
+
 if TYPE_CHECKING:
     from django_redislock.exceptions import UnavailableReason
 
@@ -136,16 +138,13 @@ def check_tls(error: BaseException, handled: BaseException | None) -> None:
         error: What redis-py made of it.
         handled: What the program was handling at the time of the dial; Python chains it, too.
     """
-    # A cancellation or Ctrl-C is none, whatever it interrupted.
-    one: BaseException | None = error if isinstance(error, Exception) else None
-    passed: list[BaseException] = []
-    while one is not None and one is not handled and one not in passed:  # It may be a circle.
+    if not isinstance(error, Exception):  # A cancellation or Ctrl-C, whatever it interrupted.
+        return
+    for one in chain_of(error):
+        if one is handled or isinstance(one, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            return
         if isinstance(one, ssl.SSLError):
-            if isinstance(one, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-                return
             raise TlsRefusal(str(error)) from error
-        passed.append(one)
-        one = one.__cause__ or one.__context__
 
 
 def described(error: BaseException) -> str:
