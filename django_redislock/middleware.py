@@ -45,7 +45,10 @@ class LockErrorsMiddleware(MiddlewareMixin):
             ValueError: longest_retry_after is no duration of a second or more.
         """
         super().__init__(get_response)
-        self._own_longest_retry_after()
+        longest, name = self.longest_retry_after, "longest_retry_after"
+        self._own_longest = (
+            None if longest is None else seconds_of(longest, name, least=1.0, endless=True)
+        )
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer for a view that has raised. Django has rolled its transaction back."""
@@ -74,16 +77,12 @@ class LockErrorsMiddleware(MiddlewareMixin):
         return None
 
     def _longest_retry_after(self, alias: str) -> float:
-        if (longest := self._own_longest_retry_after()) is not None:
-            return longest
+        if self._own_longest is not None:
+            return self._own_longest
         try:
             return conf(alias).longest_retry_after
         except ImproperlyConfigured:  # In tests without a setting; or the view made the exception.
             return Conf.longest_retry_after
-
-    def _own_longest_retry_after(self) -> float | None:
-        longest, name = self.longest_retry_after, "longest_retry_after"
-        return None if longest is None else seconds_of(longest, name, least=1.0, endless=True)
 
 
 def _only_one_of(exception: Exception) -> Exception:
