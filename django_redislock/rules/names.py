@@ -161,7 +161,7 @@ def formatter(
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     try:
         written = [field for _, field, _, _ in _SHOWING.parse(template) if field is not None]
-        wanted = {string.Formatter.get_field(_SHOWING, one, (), _Anything())[1] for one in written}
+        wanted = {_SHOWING.get_field(one, (), _Anything())[1] for one in written}
     except (ValueError, IndexError) as error:
         raise InvalidLockName(
             _shown(template),
