@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
     from collections.abc import Callable, Coroutine, Iterator
 
+    Link = Callable[[StreamReader, StreamWriter], Coroutine[Any, Any, None]]
+
 HOST = "127.0.0.1"
 
 Ends = frozenset[str]
@@ -88,11 +90,9 @@ class Network:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # A transport closes its socket in the next round of the loop.
 
-    async def _listen(
-        self, link: Callable[[StreamReader, StreamWriter], Coroutine[Any, Any, None]]
-    ) -> int:
+    async def _listen(self, link: Link) -> int:
         def begin(reader: StreamReader, writer: StreamWriter) -> None:
-            task = asyncio.create_task(self._end(link(reader, writer), writer))
+            task = asyncio.create_task(self._lead(link, reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -101,9 +101,9 @@ class Network:
         port: int = server.sockets[0].getsockname()[1]
         return port
 
-    async def _end(self, link: Coroutine[Any, Any, None], writer: StreamWriter) -> None:
+    async def _lead(self, link: Link, reader: StreamReader, writer: StreamWriter) -> None:
         try:
-            await link
+            await link(reader, writer)
         finally:
             writer.transport.abort()
 
