@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,22 +60,33 @@ def uwsgi(locks: Locks, settings: Settings) -> Iterator[str]:
             ) as master,
         ):
             try:
-                wait_until(lambda: address.exists() or master.poll() is not None)
+                wait_until(lambda: listens(address) or master.poll() is not None)
                 yield str(address)
             finally:
-                master.terminate()
+                wait_until(partial(terminated, master), every=0.1)
                 print(log_file.read_text())
+
+
+def listens(address: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(address)) == 0
+
+
+def terminated(master: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended; else it is told to. Before its loop begins, uWSGI loses a signal."""
+    master.terminate()
+    return master.poll() is not None
 
 
 def get(address: str, path: str) -> dict[str, Any]:
     """What the site says to one request."""
-    connection = http.client.HTTPConnection("localhost", timeout=HUNG)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(HUNG)
-    connection.sock.connect(address)
-    connection.request("GET", path)
-    response = connection.getresponse()
-    body = response.read()
+    with closing(http.client.HTTPConnection("localhost", timeout=HUNG)) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(HUNG)
+        connection.sock.connect(address)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
     assert response.status == 200, body
     said: dict[str, Any] = json.loads(body)
     return said
