@@ -55,6 +55,7 @@ pytest_plugins = [
     "tests.support.interrupts",
     "tests.support.proofs",
     "tests.support.quorums",
+    "tests.support.sockets",
     "tests.support.topologies",
     "tests.support.ways",
     "tests.support.permits",
