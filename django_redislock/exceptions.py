@@ -23,7 +23,7 @@ UnavailableReason = Literal[
 ]
 
 _LOST_BECAUSE: dict[str, str] = {
-    "expired": "its time ran out before it was renewed",
+    "expired": "its time ran out before it was renewed, or the server lost its key",
     "forced": "an operator released it by force",
     "taken": "another owner holds the lock now",
     "unreachable": "the server could not be reached in time to renew it",
