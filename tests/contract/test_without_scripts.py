@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from itertools import cycle
@@ -19,12 +20,14 @@ from django_redislock import (
     single_instance_task,
     task_runs,
 )
+from django_redislock.backends import drivers
 from django_redislock.backends.redis import sessions, without_scripts
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.steps import Call
 from tests.support.matrix import everywhere, unscripted
 from tests.support.others import RIVAL, add_rival, rival
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -279,6 +282,30 @@ async def test_awaiting_needs_no_thread_of_the_event_loop(place: ServerPlace) ->
     asyncio.get_running_loop().set_default_executor(threads)
     async with distributed_lock("lottery") as lease:
         assert lease.held
+
+
+@unscripted
+async def test_many_coroutines_start_no_more_threads_than_there_are_connections(
+    place: ServerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(work: Callable[[], Any], name: str) -> Any:
+        outcome = start_in_thread(work, name)
+        running.append(sum(thread.name == name for thread in threading.enumerate()))
+        return outcome
+
+    async def take(number: int) -> None:
+        async with distributed_lock(f"lottery:{number}", wait=HUNG) as lease:
+            assert lease.held
+
+    running, most = list[int](), 8
+    start_in_thread = drivers.start_in_thread
+    place.configure(OPTIONS={"max_connections": most})
+    monkeypatch.setattr(drivers, "start_in_thread", start)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(100):
+            tasks.create_task(take(number))
+    assert len(running) >= 200
+    assert max(running) <= most
 
 
 @unscripted

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from django_redislock import process
 from django_redislock.backends.redis.async_connection import retrieve
@@ -27,6 +27,13 @@ class Loops:
         self._dialer = dialer
         # By the id of the loop. No other loop has that id while the entry refers to the first.
         self._loops: dict[int, ReferenceType[_Loop]] = {}
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+
+    def turns(self, most: int) -> asyncio.Semaphore:
+        """The turns of the running loop's coroutines at blocking connections: *most* at a time."""
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
 
     def current(self) -> AsyncConnection | None:
         """The open connection of the running loop, if there is one."""

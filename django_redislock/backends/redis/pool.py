@@ -67,7 +67,7 @@ class Pool(Generic[Lent]):
 
     def __init__(self, dial: Callable[[float], Lent], limit: int) -> None:
         self._dial = dial
-        self._limit = limit
+        self.limit = limit
         self._few = limit - self.KEPT_BACK  # If no more exist, waiters may have all of them.
         self._idle: list[Lent] = []
         # The room of connections that exist or are being dialed. Not a count: if an exception of a
@@ -213,8 +213,12 @@ class Pool(Generic[Lent]):
         with suppress(Empty):
             return turn.get(timeout=0)
         del turn  # A connection that comes there just now is dropped with it.
-        raise Exhausted(
-            f"all {self._limit + self.BESIDE} connections are in use, and this process may open no"
+        raise self.exhausted()
+
+    def exhausted(self) -> Exhausted:
+        """The error of a caller for which no connection became free in time."""
+        return Exhausted(
+            f"all {self.limit + self.BESIDE} connections are in use, and this process may open no"
             " more; raise OPTIONS['max_connections']"
         )
 
@@ -244,7 +248,7 @@ class Pool(Generic[Lent]):
         room = Room()
         self._taken.add(ref(room, self._taken.discard))
         # If several threads take the last room at once, none of them gets it, and all try again.
-        return room if len(self._taken) <= self._limit else None
+        return room if len(self._taken) <= self.limit else None
 
     def _leave(self, room: Room | None) -> None:
         """Make the room free again."""
@@ -258,10 +262,10 @@ class Pool(Generic[Lent]):
 
     def _is_crowded(self) -> bool:
         """Whether fewer connections are left than are kept back from waiters."""
-        return len(self._idle) + self._limit - len(self._taken) < self.KEPT_BACK
+        return len(self._idle) + self.limit - len(self._taken) < self.KEPT_BACK
 
     def _has_room(self) -> bool:
-        return len(self._taken) < self._limit
+        return len(self._taken) < self.limit
 
 
 class ConnectionPool(Pool["Connection"]):

@@ -16,6 +16,7 @@ from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     Crowded,
+    Exhausted,
     NotSent,
     ReplyError,
     TooLate,
@@ -274,7 +275,10 @@ class AsyncSession(drivers.Awaiting):
         if outcome is None:
             # Without scripts an operation takes several commands between WATCH and EXEC. They
             # cannot share a connection with other tasks.
-            return await in_thread(partial(self._call_blocking, step, started))
+            try:
+                return await self._in_turn(partial(self._call_blocking, step, started), step.within)
+            except Exhausted as error:
+                raise trouble_of(error, started, was_sent=False) from error
         if isinstance(outcome, Answer):
             return outcome
         raise outcome
@@ -295,7 +299,10 @@ class AsyncSession(drivers.Awaiting):
         except CLIENT_ERRORS as error:
             return [trouble_of(error, sent, was_sent=was_sent) for _ in calls]
         if outcomes is None:  # See call().
-            return await in_thread(partial(self._call_all_blocking, calls))
+            try:
+                return await self._in_turn(partial(self._call_all_blocking, calls), calls[0].within)
+            except Exhausted as error:
+                return [trouble_of(error, started, was_sent=False) for _ in calls]
         return outcomes
 
     async def tell(self, step: Tell) -> None:
@@ -354,6 +361,23 @@ class AsyncSession(drivers.Awaiting):
             return ""
         return self._caller.channel_on(connection, step.name)
 
+    async def _in_turn(self, work: Callable[[], Result], seconds: float) -> Result:
+        """Do *work* in a thread, which needs a connection: so there are no more threads than those.
+
+        Raises:
+            Exhausted: It was not the turn of this coroutine within so many seconds.
+        """
+        turns = self._loops.turns(self._pool.limit)
+        try:
+            async with asyncio.timeout(seconds):
+                await turns.acquire()
+        except TimeoutError as error:
+            raise self._pool.exhausted() from error
+        try:
+            return await in_thread(work)
+        finally:
+            turns.release()
+
     def _call_blocking(self, step: Call, started: float) -> Answer:
         session = Session(self._caller, self._pool)
         if step.listening:
@@ -365,10 +389,11 @@ class AsyncSession(drivers.Awaiting):
         finally:
             session.close()
 
-    def _call_all_blocking(self, calls: Sequence[Call]) -> list[Outcome]:
+    def _call_all_blocking(self, calls: Sequence[Call], started: float) -> list[Outcome]:
         session = Session(self._caller, self._pool)
+        left = rest(calls[0].within, started)  # See _call_blocking().
         try:
-            return session.call_all(calls)
+            return session.call_all([call._replace(within=left) for call in calls])
         finally:
             session.close()
 
