@@ -7,6 +7,7 @@ releases by force, after a confirmation, only the lease that was shown. The othe
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from django_redislock.humanize import counted, duration, parse_duration, visible
 from django_redislock.models import LockPage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from django.http import HttpRequest, HttpResponse
     from django.utils.safestring import SafeString
@@ -45,7 +46,7 @@ PAST_LINES = 12
 REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
 # Refreshing may cost the server this share of its time, per open page.
 REFRESH_SHARE = 0.05
-# After so long without an answer, the rest of many locks to release is not tried.
+# After so long without an answer, the rest of many locks of an alias is not tried.
 MOST_SECONDS_UNANSWERED = 10.0
 
 
@@ -328,22 +329,33 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return TemplateResponse(request, template, context)
 
     def _release_all(self, request: HttpRequest, leases: list[tuple[LockPage, str]]) -> None:
-        unanswered = 0.0
-        for number, (page, id) in enumerate(leases):  # noqa: A001
-            if unanswered > MOST_SECONDS_UNANSWERED:
-                left = counted(len(leases) - number, "lock")
-                messages.error(request, f"{left} more: not tried, since the server is silent.")
-                break
+        acts = [(page, partial(self._release, request, page, lease)) for page, lease in leases]
+        self._do(request, acts, "was not released")
+
+    def _do(
+        self,
+        request: HttpRequest,
+        acts: Iterable[tuple[LockPage, Callable[[], object]]],
+        failed: str,
+    ) -> None:
+        """Do each act. A silent server does not hold up those on the locks of other aliases."""
+        unanswered: dict[str, float] = defaultdict(float)
+        left: Counter[str] = Counter()
+        for page, act in acts:
+            if unanswered[page.alias] > MOST_SECONDS_UNANSWERED:
+                left[page.alias] += 1
+                continue
             started = time.monotonic()
             try:
-                self._release(request, page, id)
+                act()
             except held.PROBLEMS as error:
-                unanswered += time.monotonic() - started
-                outcome = (
-                    "may have been released" if isinstance(error, _InDoubt) else "was not released"
-                )
+                unanswered[page.alias] += time.monotonic() - started
+                outcome = "may have been released" if isinstance(error, _InDoubt) else failed
                 problem = held.problem(error, page.alias)
                 messages.error(request, f"The lock “{page}” {outcome}. {problem}")
+        for alias, number in left.items():
+            more = f"{counted(number, 'lock')} more: not tried, since the server is silent"
+            messages.error(request, f"{more} ({visible(alias)}).")
 
     def _release(self, request: HttpRequest, page: LockPage, id: str) -> None:  # noqa: A002
         """Release one lease, and say how that ended."""
@@ -396,12 +408,8 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             act = partial(self._hold, request, lasts)
         else:
             return self._ask_to_hold(request, pages)
-        for page in pages:
-            try:
-                act(page)
-            except held.PROBLEMS as error:
-                problem = held.problem(error, page.alias)
-                messages.error(request, f"The lock “{page}” may be unchanged. {problem}")
+        acts = [(page, partial(act, page)) for page in pages]
+        self._do(request, acts, "may be unchanged")
         if len(pages) == 1:
             return self._redirect("change", quote(pages[0].key))
         return self._redirect("changelist")

@@ -783,6 +783,39 @@ def test_a_silent_server_is_not_asked_for_each_lock(
         assert [lock.name for lock in held.list()] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("act", ["release", "hold", "unhold"])
+def test_a_silent_server_is_not_asked_for_each_lock_and_holds_up_no_other_alias(
+    sign_in: Callable[..., Client],
+    settings: Any,
+    locks: Locks,
+    make_proxy: MakeProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    act: str,
+) -> None:
+    monkeypatch.setattr(held_locks, "MOST_SECONDS_UNANSWERED", 0.01)
+    root, proxy = sign_in("root"), make_proxy(locks.server)
+    silent = {"LOCATION": proxy.url, "OPTIONS": {"socket_timeout": 0.1}}
+    settings.REDISLOCK = {"default": settings.REDISLOCK["default"], "archive": silent}
+    proxy.blackhole()
+    keys = [LockPage.named(name, "archive").key for name in "abc"]
+    keys.append(LockPage.named("lottery", "default").key)
+    if act == "hold":
+        page = root.post(f"{LIST}hold/", {"lock": keys, "for": "1h", "confirmed": "Yes"})
+        assert "“lottery” is held" in told(page)
+    elif act == "unhold":
+        held.hold("lottery", 3600, by="ann")
+        page = root.post(f"{LIST}hold/", {"lock": keys, "unhold": ""})
+        assert "The hold of “lottery” was ended." in told(page)
+    else:
+        with held_by("lottery"):
+            leases = [f"{key}:{'0' * 16}" for key in keys[:3]] + [reference("lottery")]
+            page = root.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+        assert "“lottery” was released" in told(page)
+    assert "“a”" in told(page)
+    assert "“b”" not in told(page)
+    assert "2 locks more: not tried, since the server is silent (archive)." in told(page)
+
+
 def test_a_release_whose_answer_is_lost_is_told_and_logged_as_not_known(
     operator: Client, locks: Locks, make_proxy: MakeProxy
 ) -> None:
