@@ -410,13 +410,19 @@ def hold(
         replicas=backend.conf.replicas_ack,
         is_hold=True,
     )
-    outcome = backend.run(flows.hold(request, backend.clock()))
-    if isinstance(outcome, flows.Busy) and outcome.reason is None and wait:
-        # An undo of the first token may still be on its way (R4).
-        request = request._replace(
-            token=_hold_token(), id=secrets.token_hex(8), is_hold=False, wait=wait
-        )
+    try:
         outcome = backend.run(flows.hold(request, backend.clock()))
+        if isinstance(outcome, flows.Busy) and outcome.reason is None and wait:
+            # An undo of the first token may still be on its way (R4).
+            request = request._replace(
+                token=_hold_token(), id=secrets.token_hex(8), is_hold=False, wait=wait
+            )
+            outcome = backend.run(flows.hold(request, backend.clock()))
+    except LockUnavailable:
+        text = "Lock %r (%s): whether it is held for %.0f s is unknown, by %r, reason %r"
+        extra = logs.of(lock=request.name, alias=using, lease=request.id, reason=reason or None)
+        audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
+        raise
     if isinstance(outcome, flows.Busy):
         raise LockTimeout(
             request.name,
@@ -455,7 +461,12 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
     backend = backends[using]
     name = check_name(name)
     call = Call(scripts.UNHOLD, name, (backend.retention,), backend.within)
-    answer = backend.run(flows.answer_to(call))
+    try:
+        answer = backend.run(flows.answer_to(call))
+    except LockUnavailable:
+        text = "Lock %r (%s): whether its hold was ended is unknown, by %r"
+        audit.warning(text, name, using, by, extra=logs.of(lock=name, alias=using))
+        raise
     # If the first try was not answered, it may have ended the hold.
     if not answer.value and answer.unanswered_since == math.inf:
         return False

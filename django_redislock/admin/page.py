@@ -439,13 +439,22 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         except LockTimeout as busy:
             messages.warning(request, visible(f"{lock} was not held. {busy}"))
             return
+        except LockUnavailable:
+            note = f"Whether it is held for {duration(lasts)} is not known."
+            self.log_change(request, page, f"{note} {visible(reason)}".strip())
+            raise
         self.log_change(request, page, f"Held for {duration(lasts)}. {visible(reason)}".strip())
         after = "" if begun else " It begins when the lease in its way is over."
         messages.success(request, f"{lock} is held for {duration(lasts)}.{after}")
 
     def _unhold(self, request: HttpRequest, page: LockPage) -> None:
         """End the hold of one lock."""
-        if held.unhold(page.name, using=page.alias, by=_operator(request)):
+        try:
+            is_ended = held.unhold(page.name, using=page.alias, by=_operator(request))
+        except LockUnavailable:
+            self.log_change(request, page, "Whether the hold was ended is not known.")
+            raise
+        if is_ended:
             self.log_change(request, page, "The hold was ended.")
             messages.success(request, f"The hold of “{page}” was ended.{_who_follows(page)}")
             return

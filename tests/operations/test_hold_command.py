@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
+from django.contrib.messages import get_messages
 from django.core.management import CommandError, call_command
 from django.test import Client
 
@@ -24,7 +25,7 @@ from django_redislock import (
     take_up,
 )
 from django_redislock.models import LockPage
-from django_redislock.rules import flows
+from django_redislock.rules import flows, scripts
 from tests.support import site
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
 from tests.support.others import held_by, waiters
@@ -35,7 +36,7 @@ from tests.support.ways import in_thread
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tests.conftest import Locks
+    from tests.conftest import Locks, MakeProxy
     from tests.support.backends import Place
 
 WHO = "ann in the admin"
@@ -408,6 +409,43 @@ def test_the_admin_holds_and_ends_with_a_permission_of_its_own(locks: Locks) -> 
     assert held.get("lottery") is None
     notes = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
     assert [*notes] == ["Held for 1 h 00 min. DB upgrade", "The hold was ended."]
+
+
+@pytest.mark.django_db
+def test_an_end_of_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(
+    locks: Locks, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy, keeper = make_proxy(locks.server), client_of("keeper")
+    assert held.hold("lottery", 3600, by=WHO)
+    locks.on(proxy, OPTIONS={"socket_timeout": 1})
+    proxy.rule_for_script(scripts.UNHOLD.sha, "hang_after", times=None)
+    lock = LockPage.named("lottery", "default").key
+    page = keeper.post(HOLD, {"lock": lock, "unhold": ""})
+    (told,) = map(str, get_messages(page.wsgi_request))
+    assert told.startswith("The lock “lottery” may be unchanged.")
+    locks.on(locks.server)
+    assert held.get("lottery") is None
+    assert LogEntry.objects.get().change_message == "Whether the hold was ended is not known."
+    assert "whether its hold was ended is unknown, by 'keeper in the admin'" in caplog.text
+
+
+@pytest.mark.django_db
+def test_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(
+    locks: Locks, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy, keeper = make_proxy(locks.server), client_of("keeper")
+    locks.on(proxy, OPTIONS={"socket_timeout": 1})
+    granted = proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after")
+    lock = LockPage.named("lottery", "default").key
+    asked = {"lock": lock, "for": "1h", "reason": "DB upgrade", "confirmed": ""}
+    answer = in_thread(granted.wait)
+    answer.add_done_callback(lambda _: proxy.refuse())  # Nor can the hold be undone.
+    keeper.post(HOLD, asked)
+    locks.on(locks.server)
+    assert holder() == "keeper in the admin"
+    says = "Whether it is held for 1 h 00 min is not known. DB upgrade"
+    assert LogEntry.objects.get().change_message == says
+    assert "is held for 3600 s is unknown, by 'keeper in the admin', reason 'DB" in caplog.text
 
 
 @pytest.mark.django_db
