@@ -310,7 +310,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             if lock is not None and lock.id == id:
                 shown = {"title": markup.name(page.name), "reference": _reference(lock)}
                 locks.append((shown, markup.facts(lock)))
-                states.add(lock.state)
+                states.add("hold" if lock.owner.operator else lock.state)
             else:
                 changed.append((visible(page.name), lock and _holder(lock)))
         if problems and not (locks or changed):
@@ -322,7 +322,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "problems": {visible(alias): problem for alias, problem in problems.items()},
             "locks": locks,
             "changed": changed,
-            "at_work": states - {"cooling", "foreign"},
+            "at_work": states - {"cooling", "foreign", "hold"},
             "states": states,
         }
         template = "admin/django_redislock/heldlock/force_release_confirmation.html"
@@ -530,6 +530,8 @@ def _outcome(seen: held.HeldLock | None, id: str) -> tuple[str, str]:  # noqa: A
         return done, f"What stood at its key, {holder}, is deleted."
     if seen and seen.state == "cooling":
         return done, f"{holder} was done with it."
+    if seen and seen.owner.operator:
+        return done, f"That was the hold of {holder}."
     return done, (
         f"The code of {holder} is not stopped; it learns of the loss at the next renewal of its"
         " lease, or at its end."

@@ -412,6 +412,23 @@ def test_the_admin_holds_and_ends_with_a_permission_of_its_own(locks: Locks) -> 
 
 
 @pytest.mark.django_db
+def test_who_releases_a_hold_by_force_is_not_told_of_code_that_goes_on(locks: Locks) -> None:
+    operator = client_of("operator")
+    assert held.hold("lottery", 3600, by=WHO)
+    lock = held.get("lottery")
+    assert lock is not None
+    lease = {"lease": f"{LockPage.of(lock).key}:{lock.id}"}
+    address = f"{HOLD.removesuffix('hold/')}force-release/"
+    shown = operator.post(address, lease).content.decode()
+    assert "It is an operator's hold." in shown
+    assert "not stopped" not in shown
+    page = operator.post(address, {**lease, "confirmed": "Yes"})
+    (told,) = map(str, get_messages(page.wsgi_request))
+    assert told == f"The lock “lottery” was released. That was the hold of {WHO}."
+    assert held.get("lottery") is None
+
+
+@pytest.mark.django_db
 def test_an_end_of_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(
     locks: Locks, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
