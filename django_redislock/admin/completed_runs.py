@@ -49,6 +49,12 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Nobody changes the past."""
         return False
 
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Whether this user may see runs and forget them. Django asks for the second alone."""
+        return self.has_view_permission(request, obj) and super().has_delete_permission(
+            request, obj
+        )
+
     def delete_model(self, request: HttpRequest, obj: CompletedRun) -> None:
         """Forget one run."""
         self._forget(request, self.get_queryset(request).filter(pk=obj.pk))

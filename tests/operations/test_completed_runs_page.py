@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.test import Client, RequestFactory
 
 from django_redislock.admin import CompletedRunAdmin
@@ -103,6 +103,18 @@ def test_those_who_may_only_look_cannot_forget(sign_in: Callable[..., Client]) -
     assert "delete_selected" not in text(client.get(LIST))
     client.post(LIST, forgetting(run))
     assert client.post(f"{LIST}{run.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert known() == ["lottery"]
+
+
+def test_the_right_to_forget_alone_shows_and_forgets_nothing(
+    sign_in: Callable[..., Client],
+) -> None:
+    client, run = sign_in("clerk"), add_run("lottery")
+    right = Permission.objects.get(codename="delete_completedrun")
+    User.objects.get(username="clerk").user_permissions.add(right)
+    address = f"{LIST}{run.pk}/delete/"
+    assert client.get(address).status_code == 403
+    assert client.post(address, {"post": "yes"}).status_code == 403
     assert known() == ["lottery"]
 
 
