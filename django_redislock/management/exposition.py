@@ -6,6 +6,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,8 +48,8 @@ def write(content: str, path: Path) -> None:
         raise OSError(f"{path} is no regular file, so it cannot be replaced in one step.")
     path = Path(os.path.realpath(path))  # A link stays one, and does not become the file.
     # Not *.prom: node_exporter would read that. Not by mkstemp: node_exporter could not read it
-    # later.
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    # later. Not by the process id: containers that share a volume may have the same.
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         new.write_text(content, encoding="utf-8")
         new.replace(path)

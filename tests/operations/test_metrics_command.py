@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock, held, single_instance
+from django_redislock.management import exposition
 from django_redislock.management.metrics import GAUGES, pattern
 from tests.operations.test_locks_command import locks_command
 from tests.support.matrix import MEMORY, QUORUM, everywhere, needs_scripts, unscripted
@@ -187,6 +188,20 @@ def test_a_file_is_written_in_one_step(locks: Locks, tmp_path: Path) -> None:
     status, _, err = locks_command("metrics", "--output", str(tmp_path / "nowhere" / "x.prom"))
     assert status == 2
     assert "--output" in err
+
+
+def test_writers_with_the_same_process_id_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """As in two containers with one volume; here they are threads."""
+    file, content = tmp_path / "locks.prom", "redislock_up 1\n" * 10_000
+
+    def write() -> None:
+        for _ in range(50):
+            exposition.write(content, file)
+            assert file.read_text() == content
+
+    for writer in [in_thread(write) for _ in range(3)]:
+        writer.result(HUNG)
+    assert [one.name for one in tmp_path.iterdir()] == ["locks.prom"]
 
 
 def test_a_pipe_or_a_device_is_not_replaced_by_a_file_and_a_link_stays_one(
