@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,6 +54,8 @@ def write(content: str, path: Path) -> None:
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         new.write_text(content, encoding="utf-8")
+        with suppress(OSError):  # It keeps a mode that it was given: cron has a umask of its own.
+            new.chmod(stat.S_IMODE(path.stat().st_mode))
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)

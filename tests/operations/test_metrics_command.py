@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -188,6 +189,15 @@ def test_a_file_is_written_in_one_step(locks: Locks, tmp_path: Path) -> None:
     status, _, err = locks_command("metrics", "--output", str(tmp_path / "nowhere" / "x.prom"))
     assert status == 2
     assert "--output" in err
+
+
+def test_a_file_keeps_the_mode_that_it_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "locks.prom"
+    exposition.write("redislock_up 1\n", file)
+    file.chmod(0o640)  # The umask of the tests gives another one.
+    exposition.write("redislock_up 0\n", file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert file.read_text() == "redislock_up 0\n"
 
 
 def test_writers_with_the_same_process_id_do_not_disturb_each_other(tmp_path: Path) -> None:
