@@ -13,7 +13,7 @@ from django_redislock import conf, held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, duration
 from django_redislock.management import aliases, arguments, terminal
-from django_redislock.management.console import USAGE, finish
+from django_redislock.management.console import UNAVAILABLE, USAGE, finish
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
@@ -29,8 +29,10 @@ def show(console: Console, *, alias: str | None, ping: Ping | None, **options: A
     try:
         _show(console, alias=alias, ping=ping, **options)
     except (LockUnavailable, ImproperlyConfigured) as error:
-        if ping:
-            _tell(ping, [held.problem(error, alias or DEFAULT_ALIAS)])
+        problem = held.problem(error, alias or DEFAULT_ALIAS)
+        if ping and (untold := _tell(ping, [problem])):
+            status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
+            raise CommandError(f"{problem}\n{untold}", returncode=status) from error
         raise
 
 
@@ -95,9 +97,16 @@ def _show(
     complaint = ""
     if fail or ping:
         complaint = _complaint(known, found, problems, chosen, no_success_for, of_job=bool(job))
-    if ping:
-        _tell(ping, [*problems.values(), *filter(None, [complaint])])
-    finish(problems.values(), complaint * fail)
+    lines = [*problems.values()]
+    untold = _tell(ping, [*lines, *filter(None, [complaint])]) if ping else ""
+    _finish(lines, complaint * fail, untold)
+
+
+def _finish(problems: list[str], complaint: str, untold: str) -> None:
+    """As finish(). What the monitor was not told leaves a silent server its exit status."""
+    if untold and problems:
+        finish([*problems, untold], complaint)
+    finish(problems, "\n".join(filter(None, [complaint, untold])))
 
 
 def _complaint(
@@ -121,16 +130,13 @@ def _complaint(
     return ""
 
 
-def _tell(ping: Ping, wrong: list[str]) -> None:
-    """Tell a monitor whether all is well, or what is wrong.
-
-    Raises:
-        CommandError: The monitor did not answer.
-    """
+def _tell(ping: Ping, wrong: list[str]) -> str:
+    """Tell a monitor whether all is well, or what is wrong. Returns why that failed, or ""."""
     try:
         ping.send("/fail" * bool(wrong), says="\n".join(wrong))
     except OSError as error:
-        raise CommandError(f"The {ping!r} did not succeed: {error}") from error
+        return f"The {ping!r} did not succeed: {error}"
+    return ""
 
 
 def _records(

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -525,6 +526,24 @@ class TestLocksRuns:
         args = ["--no-success-for", "26h", "--ping", "http://127.0.0.1:1/x"]
         with pytest.raises(CommandError, match="did not succeed"):
             call_command("locks", "runs", "nightly", *args)
+
+    @pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], []])
+    def test_a_monitor_that_does_not_answer_hides_no_server_that_does_not(
+        self, redislock: LockTestKit, chosen: list[str]
+    ) -> None:
+        args = ["--no-success-for", "26h", "--ping", "http://127.0.0.1:1/x"]
+        with redislock.simulate_unavailable(), pytest.raises(CommandError) as raised:
+            call_command("locks", "runs", *chosen, *args)
+        assert raised.value.returncode == 3
+        assert re.search("cannot answer.*\nThe Ping of 127.0.0.1 did not", str(raised.value))
+
+    def test_a_monitor_that_does_not_answer_hides_no_missing_success(self, locks: Locks) -> None:
+        args = ["--no-success-for", "26h", "--fail", "--ping", "http://127.0.0.1:1/x"]
+        with pytest.raises(CommandError) as raised:
+            call_command("locks", "runs", "nightly", *args)
+        assert raised.value.returncode == 1
+        says = "1 lock without a success in the last 1 d 2 h.\nThe Ping of 127.0.0.1 did not"
+        assert str(raised.value).startswith(says)
 
     def test_it_goes_with_a_time_and_a_url_only(self, locks: Locks, service: Service) -> None:
         with pytest.raises(CommandError, match="--ping goes with --no-success-for"):
