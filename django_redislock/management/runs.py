@@ -74,6 +74,12 @@ def _show(
         for one in found
         if notes.get(one.name) == ""
     }
+    complaint = ""
+    if fail or ping:
+        complaint = _complaint(known, found, problems, chosen, no_success_for, of_job=bool(job))
+    lines = [*problems.values()]
+    # Before anything is printed: that may fail.
+    untold = _tell(ping, [*lines, *filter(None, [complaint])]) if ping else ""
     if json:
         console.print_json(
             [
@@ -94,11 +100,6 @@ def _show(
         console.print([f"No run is known of {chosen}." if chosen else "No run of a task is known."])
     if partial:
         console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
-    complaint = ""
-    if fail or ping:
-        complaint = _complaint(known, found, problems, chosen, no_success_for, of_job=bool(job))
-    lines = [*problems.values()]
-    untold = _tell(ping, [*lines, *filter(None, [complaint])]) if ping else ""
     _finish(lines, complaint * fail, untold)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import importlib
+import io
 import json
 import logging
 import math
@@ -527,6 +528,14 @@ class TestLocksRuns:
         with pytest.raises(CommandError, match="did not succeed"):
             call_command("locks", "runs", "nightly", *args)
 
+    def test_it_is_told_also_if_nothing_can_be_printed(
+        self, locks: Locks, service: Service
+    ) -> None:
+        args = ["--no-success-for", "26h", "--ping", url(service)]
+        with pytest.raises(BrokenPipeError):
+            call_command("locks", "runs", "nightly", *args, stdout=Gone())
+        assert service.paths == ["/nightly/fail"]
+
     @pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], []])
     def test_a_monitor_that_does_not_answer_hides_no_server_that_does_not(
         self, redislock: LockTestKit, chosen: list[str]
@@ -550,6 +559,13 @@ class TestLocksRuns:
             call_command("locks", "runs", "nightly", "--ping", url(service))
         with pytest.raises(CommandError, match="url must begin with http"):
             call_command("locks", "runs", "--no-success-for", "26h", "--ping", "nightly")
+
+
+class Gone(io.StringIO):
+    """An output whose reader has gone."""
+
+    def write(self, text: str, /) -> int:
+        raise BrokenPipeError
 
 
 def url(service: Service) -> str:
