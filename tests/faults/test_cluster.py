@@ -612,6 +612,32 @@ def test_a_list_says_which_node_is_silent_and_shows_what_the_others_keep(
         lock.release()
 
 
+def test_a_node_that_refuses_the_dial_hides_nothing_that_the_others_keep(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    """Its certificate is not trusted, say, or it does not know the user, as a new node may not."""
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix, TTL=60, WAIT=0)
+    refusing, *others = cluster.servers
+    for server in others:
+        server.client().execute_command("ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all")
+    locks.configure(OPTIONS={"username": "locks", "password": "pw", **UNHURRIED})
+    handles = [distributed_lock(cluster.name_on(server)) for server in others]
+    assert all(lock.acquire() for lock in handles)
+    found = held.list()
+    assert {lock.name for lock in found} == {lock.name for lock in handles}
+    address = f"{refusing.host}:{refusing.port}"
+    assert found.silent == (address,)
+    unreached = [one.says for one in doctor.examine("default") if one.id == "E020"]
+    assert len(unreached) == 1
+    assert unreached[0].startswith(f"{address}: no answer: ")
+    for lock in handles:
+        lock.release()
+    locks.configure(OPTIONS={"username": "nobody", "password": "pw"})
+    with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
+        held.list()
+
+
 @pytest.mark.proves("R7")
 def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
     make_cluster: MakeCluster,

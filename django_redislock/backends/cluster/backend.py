@@ -24,7 +24,12 @@ from django_redislock.backends.redis.checking import (
     checked_dialer,
     checked_options,
 )
-from django_redislock.backends.redis.errors import CLIENT_ERRORS, described, reason_of
+from django_redislock.backends.redis.errors import (
+    CLIENT_ERRORS,
+    ReplyError,
+    described,
+    reason_of,
+)
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import BUCKETS, bucket_of
@@ -267,7 +272,8 @@ class ClusterBackend(Backend):
                 found = NamesReply(*outcome.value)
                 totals += found.total
                 parts.append(entries(bucket, found))
-            elif isinstance(outcome, Unanswered):
+            elif isinstance(outcome, Unanswered) or not isinstance(outcome.__cause__, ReplyError):
+                # It may also refuse the dial: a certificate, say, or a user that it does not know.
                 silent.append(self.slots.last_owner_node(_IN_BUCKET[bucket]).address)
                 problem = outcome
             else:
