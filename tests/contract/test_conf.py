@@ -197,6 +197,22 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
             "['LOCATION'] with OPTIONS",
             "Flag: a",
         ),
+        *(
+            ({"LOCATION": "rediss://a", "OPTIONS": options}, f"['OPTIONS'][{option!r}]", rule)
+            for options, option, rule in [
+                (
+                    {"ssl_min_version": "TLSv1_3"},
+                    "ssl_min_version",
+                    "ssl.TLSVersion, not 'TLSv1_3'",
+                ),
+                ({"ssl_min_version": 13}, "ssl_min_version", "ssl.TLSVersion, not 13"),
+                ({"ssl_ciphers": "none-such"}, "ssl_ciphers", "OpenSSL takes it, not 'none-such'"),
+                ({"ssl_keyfile": "/a.key"}, "ssl_keyfile", r"needs \['ssl_certfile'\]"),
+                ({"ssl_ca_certs": 1}, "ssl_ca_certs", "a path, not 1"),
+                ({"ssl_certfile": "/a", "ssl_password": 1}, "ssl_password", "a string, not int"),
+                ({"ssl_include_verify_flags": 4}, "ssl_include_verify_flags", "a list .* not 4"),
+            ]
+        ),
         ({"OPTIONS": {"protocol": 4}}, "['OPTIONS']['protocol']", "3, or 2 for a proxy .*, not 4"),
         ({"OPTIONS": {"protocol": "2"}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not '2'"),
         ({"OPTIONS": {"protocol": True}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not True"),

@@ -5,7 +5,9 @@ Then each machine would lock for itself on its own localhost, or in the wrong da
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -135,6 +137,44 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"['credential_provider'] must be an instance of redis.CredentialProvider, not {what}"
         )
+    if urlsplit(url).scheme == "rediss":
+        _check_tls({**options, **address})
+
+
+def _check_tls(options: Mapping[str, Any]) -> None:
+    """Refuse options of TLS with which no connection can begin. Files are read at each dial."""
+    for name in ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"):
+        value = options.get(name)
+        if value is not None and not isinstance(value, str | bytes | os.PathLike):
+            raise ValueError(f"[{name!r}] must be a path, not {value!r}")
+    if options.get("ssl_keyfile") and not options.get("ssl_certfile"):
+        raise ValueError("['ssl_keyfile'] needs ['ssl_certfile'] beside it")
+    password = options.get("ssl_password")
+    if not (
+        password is None or isinstance(password, str | bytes | bytearray) or callable(password)
+    ):
+        raise ValueError(f"['ssl_password'] must be a string, not {type(password).__name__}")
+    for name in ("ssl_include_verify_flags", "ssl_exclude_verify_flags"):
+        flags = options.get(name)
+        if flags is not None and not isinstance(flags, list | tuple | set | frozenset):
+            raise ValueError(f"[{name!r}] must be a list of ssl.VerifyFlags, not {flags!r}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    version = options.get("ssl_min_version")
+    if version is not None:
+        try:
+            context.minimum_version = version
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"['ssl_min_version'] must be an ssl.TLSVersion, not {version!r}"
+            ) from None
+    ciphers = options.get("ssl_ciphers")
+    if ciphers:
+        try:
+            context.set_ciphers(ciphers)
+        except (TypeError, ssl.SSLError):
+            raise ValueError(
+                f"['ssl_ciphers'] must be a list of ciphers as OpenSSL takes it, not {ciphers!r}"
+            ) from None
 
 
 def check_protocol(url: str, options: Mapping[str, Any], protocols: Collection[int]) -> None:
