@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import ssl
+import subprocess
 import threading
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
@@ -624,6 +625,67 @@ def test_a_file_of_tls_that_is_not_there_is_named(
     says = f"{option} is '/not/there.pem', which cannot be read"
     with pytest.raises(LockUnavailable, match=says):
         caller.acquire(distributed_lock(NAME))
+
+
+@only_redis
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("ssl_ca_certs", "ssl_ca_certs is '.*spoilt.pem', which has no certificate"),
+        ("ssl_certfile", "ssl_certfile and ssl_keyfile are no certificate with its key"),
+        ("ssl_keyfile", "ssl_certfile and ssl_keyfile are no certificate with its key"),
+    ],
+)
+def test_a_file_of_tls_that_cannot_be_used_is_named_and_refused_at_once(
+    option: str, says: str, caller: Caller, locks: Locks, tls_server: Server, tmp_path: Path
+) -> None:
+    """As OpenSSL has it: '[SSL] PEM lib'."""
+    spoilt = tmp_path / "spoilt.pem"
+    spoilt.touch()
+    files = {"ssl_certfile": tls_server.ca, "ssl_keyfile": tls_server.ca.replace(".crt", ".key")}
+    locks.on(tls_server, OPTIONS={**files, option: str(spoilt)})
+    with takes(at_most=2), pytest.raises(LockUnavailable, match=says):
+        caller.acquire(distributed_lock(NAME, wait=HUNG))
+
+
+@only_redis
+def test_the_password_of_a_key_is_never_asked_for_on_the_terminal(
+    caller: Caller,
+    locks: Locks,
+    tls_server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OpenSSL would ask if no password is given, and the call would wait for whoever types."""
+    key, encrypted = tls_server.ca.replace(".crt", ".key"), str(tmp_path / "encrypted.key")
+    command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", key]
+    subprocess.run([*command, "-out", encrypted], check=True, capture_output=True)
+    load, passwords = ssl.SSLContext.load_cert_chain, []
+
+    def noting(context: ssl.SSLContext, certfile: str, keyfile: str, password: Any) -> None:
+        passwords.append(password)
+        load(context, certfile, keyfile, "" if password is None else password)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", noting)
+    files = {"ssl_certfile": tls_server.ca, "ssl_keyfile": encrypted}
+    locks.on(tls_server, OPTIONS=files)
+    with pytest.raises(LockUnavailable, match="that ssl_password opens"):
+        caller.acquire(distributed_lock(NAME))
+    assert passwords
+    assert None not in passwords
+    locks.configure(OPTIONS={**files, "ssl_ca_certs": tls_server.ca, "ssl_password": "secret"})
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    caller.release(lock)
+
+
+@only_redis
+async def test_an_option_that_only_blocking_connections_take_is_refused_to_coroutines(
+    locks: Locks, tls_server: Server
+) -> None:
+    locks.on(tls_server, OPTIONS={"ssl_validate_ocsp": True})
+    with pytest.raises(LockUnavailable, match=r"asynchronous connections: .*ssl_validate_ocsp"):
+        await distributed_lock(NAME).aacquire()
 
 
 async def acquire_while_handling(error: Exception, caller: Caller, lock: Lock) -> bool:

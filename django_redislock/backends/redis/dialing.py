@@ -7,12 +7,14 @@ from __future__ import annotations
 import encodings.idna  # noqa: F401
 import math
 import os
+import ssl
 import sys
 import time
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
+from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
@@ -130,6 +132,9 @@ class Dialer:
         common = {**_quiet(), "protocol": 3, **options}
         self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
         self._async = {**common, **async_parse_url(url), **_OURS}
+        for kwargs in (self._sync, self._async):
+            if kwargs.get("ssl_certfile") and kwargs.get("ssl_password") is None:
+                kwargs["ssl_password"] = ""  # Else OpenSSL may ask on the terminal, and wait.
         self._sync_class = self._sync.pop("connection_class", redis.Connection)
         self._async_class = self._async.pop("connection_class", redis.asyncio.Connection)
         if options.get("credential_provider") is not None:
@@ -188,7 +193,7 @@ class Dialer:
             self._judge(hello)
         except BaseException as error:
             redis_connection.disconnect()
-            check_tls(error, handled)
+            _check_tls(error, handled, self._sync)
             _check_files(error, self._sync)
             _check_hello(error)
             # redis-py assumes that the answer to HELLO is a map.
@@ -215,7 +220,10 @@ class Dialer:
 
     async def _adial(self) -> AsyncConnection:
         handled = sys.exception()
-        redis_connection = self._async_class(**{**self._async, **_NO_LIMITS})
+        try:
+            redis_connection = self._async_class(**{**self._async, **_NO_LIMITS})
+        except TypeError as error:  # Blocking connections take more options.
+            raise redis_errors.RedisError(f"for asynchronous connections: {error}") from error
         if hasattr(redis_connection, "ssl_context"):
             redis_connection.ssl_context = self._shared_tls(redis_connection.ssl_context)
         # The first reply of the handshake is the server's HELLO, which this client does not keep.
@@ -238,7 +246,7 @@ class Dialer:
             return self._async_type(redis_connection)
         except BaseException as error:
             await redis_connection.disconnect(nowait=True)
-            check_tls(error, handled)
+            _check_tls(error, handled, self._async)
             _check_files(error, self._async)
             said = _said(error)
             _check_hello(said or error)
@@ -309,11 +317,44 @@ def _check_hello(error: BaseException) -> None:
         raise NoResp3(_NO_RESP3) from error
 
 
+def _check_tls(
+    error: BaseException, handled: BaseException | None, kwargs: Mapping[str, Any]
+) -> None:
+    """As check_tls(). If files are to blame, name their options: OpenSSL names neither."""
+    try:
+        check_tls(error, handled)
+    except TlsRefusal:
+        blamed = _unusable_files(kwargs)
+        if not blamed:
+            raise
+        raise TlsRefusal(f"{described(error)}: {blamed}") from error
+
+
+def _unusable_files(kwargs: Mapping[str, Any]) -> str:
+    """Which options name files that are there, but cannot be used; "" if none does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    certificate, key, trusted = map(kwargs.get, ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"))
+    try:
+        if certificate:
+            context.load_cert_chain(certificate, key, kwargs["ssl_password"])
+    except OSError:
+        names = "ssl_certfile and ssl_keyfile are" if key else "ssl_certfile is"
+        return f"{names} no certificate with its key, in PEM format, that ssl_password opens"
+    try:
+        if trusted:
+            context.load_verify_locations(trusted)
+    except OSError:
+        return f"ssl_ca_certs is {trusted!r}, which has no certificate in PEM format"
+    return ""
+
+
 def _check_files(error: BaseException, kwargs: Mapping[str, Any]) -> None:
     """If a file of TLS cannot be read, raise *error* with the option, which it does not name."""
     for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         file = kwargs.get(option)
-        if file and is_transient(error) and not os.access(file, os.R_OK):
+        if not file or not is_transient(error):
+            continue
+        if Path(os.fsdecode(file)).is_dir() or not os.access(file, os.R_OK):
             text = f"{described(error)}: {option} is {file!r}, which cannot be read"
             raise redis_errors.ConnectionError(text) from error
 
