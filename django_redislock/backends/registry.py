@@ -26,13 +26,23 @@ class Backends(dict[str, Backend]):
     def __init__(self) -> None:
         super().__init__()
         self._source: Callable[[str], Backend] = lambda alias: make(conf(alias))
+        self._resets = 0
 
     def __getitem__(self, alias: str) -> Backend:
         process.this()  # In a forked child, backends begin anew.
         return super().__getitem__(alias)
 
     def __missing__(self, alias: str) -> Backend:
-        return self.setdefault(alias, self._source(alias))
+        resets = self._resets
+        made = self._source(alias)
+        backend = self.setdefault(alias, made)
+        if resets == self._resets:
+            return backend
+        # The settings have changed since they were read. Nothing else would forget this one.
+        if self.get(alias) is made:
+            del self[alias]
+            made.retire()
+        return self[alias]
 
     @contextmanager
     def made_by(self, source: Callable[[str], Backend]) -> Iterator[None]:
@@ -41,17 +51,19 @@ class Backends(dict[str, Backend]):
         For tests: the settings do not matter, even if they change meanwhile.
         """
         before = self._source, dict(self)
-        self.clear()
         self._source = source
+        self._resets += 1
+        self.clear()
         try:
             yield
         finally:
-            self.reset()
             self._source, kept = before
+            self.reset()
             self.update(kept)
 
     def reset(self) -> None:
         """Forget all backends, as when settings change. Each lease keeps the one it came from."""
+        self._resets += 1  # First: what is made of the former settings is not kept from now on.
         while self:
             _, backend = self.popitem()
             backend.retire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,19 +17,22 @@ from django.test import override_settings
 from redis import CredentialProvider
 
 from django_redislock import LockUnavailable, conf, distributed_lock, held
-from django_redislock.backends import ClusterBackend, InMemoryBackend, RedisBackend
+from django_redislock.backends import ClusterBackend, InMemoryBackend, RedisBackend, registry
 from django_redislock.backends.quorum.backend import QuorumBackend
-from django_redislock.backends.registry import backends
+from django_redislock.backends.registry import backends, make
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from django_redislock.checks import check_settings
 from django_redislock.testing import IN_MEMORY
 from tests.support.matrix import everywhere
 from tests.support.others import held_by_other
-from tests.support.ways import both_ways
+from tests.support.waiting import HUNG
+from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+    from django_redislock.backends.base import Backend
+    from django_redislock.conf import Conf
     from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.proxy import Proxy
@@ -484,6 +488,28 @@ async def test_a_changed_setting_takes_effect_at_once(way: Way, place: Place) ->
             assert lease.ttl == 8
     async with way.entered(lock) as lease:
         assert lease.ttl == 7
+
+
+def test_a_backend_that_is_made_while_the_setting_changes_is_not_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a thread that is about to take its first lock would leave the former server for all."""
+    made, changed = threading.Event(), threading.Event()
+
+    def slowly(conf: Conf) -> Backend:
+        backend = make(conf)
+        made.set()
+        assert changed.wait(HUNG)
+        return backend
+
+    settings.REDISLOCK = {"default": {**IN_MEMORY, "TTL": 5}}
+    monkeypatch.setattr(registry, "make", slowly)
+    thread = in_thread(lambda: backends["default"].conf.ttl)
+    assert made.wait(HUNG)
+    settings.REDISLOCK = {"default": {**IN_MEMORY, "TTL": 7}}
+    changed.set()
+    assert thread.result(HUNG) == 7
+    assert backends["default"].conf.ttl == 7
 
 
 def test_another_setting_changes_nothing(place: Place) -> None:
