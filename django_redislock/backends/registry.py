@@ -40,7 +40,7 @@ class Backends(dict[str, Backend]):
             return backend
         # The settings have changed since they were read. Nothing else would forget this one.
         if self.get(alias) is made:
-            del self[alias]
+            self.pop(alias, None)  # Unless another thread did so just now.
             made.retire()
         return self[alias]
 
