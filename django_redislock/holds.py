@@ -436,7 +436,7 @@ class Holds:
         holder, caller = new_holder(for_block=hold.block)
         state = LeaseState(
             *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
-            *(holder, hold.block, caller, self._run is not None, permit),
+            *(holder, caller, self._run is not None, permit),
         )
         shown = None if self._options.limit is None else permit
         lease = hold.lease = Lease(

@@ -13,7 +13,7 @@ signal handler or a destructor may call one while the thread that it interrupts 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from django_redislock import process
 from django_redislock.exceptions import LockLost
@@ -31,6 +31,13 @@ DRIFT_FIXED = 0.002
 # Seconds: a renewal that would lengthen a lease by less than this is not sent.
 WORTH_RENEWING = 1 / 64
 CONFIRMS = 0  # The count of renewals that only confirm a hand-over, see lua/renew.lua.
+
+
+@runtime_checkable
+class _Task(Protocol):
+    """A holder that tells its end by itself. A thread does so only by being gone."""
+
+    def done(self) -> bool: ...
 
 
 def drift(seconds: float) -> float:
@@ -168,7 +175,6 @@ class LeaseState:
         hold_until: float,
         auto_renew: bool,
         holder: Callable[[], object],
-        for_block: bool,
         caller: Any = None,
         is_of_run: bool = False,
         permit: int = 1,
@@ -185,7 +191,6 @@ class LeaseState:
         self.caller = caller
         self.is_of_run = is_of_run
         self.permit = permit
-        self._for_block = for_block  # Whether the end of a block releases it.
         self._process = process.current
 
     # --- what it is -----------------------------------------------------------------------------
@@ -293,7 +298,11 @@ class LeaseState:
 
     def newly_abandoned(self) -> bool:
         """Whether its holder ended without a release, and this call is the first to see that."""
-        if self._for_block or self._known_abandoned or self.holder() is not None:
+        if self._known_abandoned:
+            return False
+        holder = self.holder()
+        # Something else may refer to a task that is done: a traceback, say.
+        if holder is not None and not (isinstance(holder, _Task) and holder.done()):
             return False
         self._known_abandoned = True
         return True

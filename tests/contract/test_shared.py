@@ -18,6 +18,8 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Way, both_ways, in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from django_redislock import Lease
     from tests.conftest import Locks
 
@@ -376,3 +378,35 @@ def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
     assert "max_hold" in warning
     lock.release()
     assert not lock.locked()
+
+
+@pytest.mark.waits
+def test_a_block_that_its_task_never_left_is_renewed_and_says_so(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a streaming response whose client is gone: Django leaves it to the collector."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        async with distributed_lock("lottery", ttl=6):
+            yield b"a"
+            yield b"b"
+
+    async def respond(stream: AsyncIterator[bytes]) -> None:
+        await anext(stream)
+
+    def warnings() -> list[str]:
+        told = [one.getMessage() for one in caplog.records]
+        return [one for one in told if "has ended without releasing it" in one]
+
+    async def serve() -> None:
+        stream = parts()
+        task = asyncio.create_task(respond(stream))
+        await task
+        await await_until(warnings)
+        assert await distributed_lock("lottery").alocked()
+        await stream.aclose()  # type: ignore[attr-defined] # it is a generator
+        assert task.done()
+
+    asyncio.run(serve())
+    assert len(warnings()) == 1
+    assert not distributed_lock("lottery").locked()

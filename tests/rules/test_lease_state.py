@@ -46,7 +46,6 @@ def state(of: type[LeaseState] = LeaseState, **fields: Any) -> LeaseState:
         "hold_until": float("inf"),
         "auto_renew": True,
         "holder": ref(me),
-        "for_block": False,
     }
     return of(**{**defaults, **fields})
 
@@ -339,11 +338,24 @@ def test_r3_a_try_is_granted_until_its_end_and_only_before_it() -> None:
 
 def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
     gone = Holder()
-    one, in_block = state(holder=ref(gone)), state(holder=ref(gone), for_block=True)
+    one = state(holder=ref(gone))
     assert not one.newly_abandoned()
     del gone
     assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
-    assert not in_block.newly_abandoned()
+
+
+def test_so_is_one_that_is_done_though_something_refers_to_it() -> None:
+    class Task(Holder):
+        is_done = False
+
+        def done(self) -> bool:
+            return self.is_done
+
+    task = Task()
+    one = state(holder=ref(task))
+    assert not one.newly_abandoned()
+    task.is_done = True
+    assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
 
 
 def test_a_lease_will_be_renewed_if_that_is_worth_it() -> None:

@@ -53,7 +53,6 @@ def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
         hold_until=math.inf,
         auto_renew=True,
         holder=lambda: None,
-        for_block=True,
         permit=renewal.permit,
     )
     answer = yield from flows.answer_to_renewal(renewal, OPERATION_TIMEOUT)
