@@ -13,7 +13,7 @@ signal handler or a destructor may call one while the thread that it interrupts 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import process
 from django_redislock.exceptions import LockLost
@@ -31,13 +31,6 @@ DRIFT_FIXED = 0.002
 # Seconds: a renewal that would lengthen a lease by less than this is not sent.
 WORTH_RENEWING = 1 / 64
 CONFIRMS = 0  # The count of renewals that only confirm a hand-over, see lua/renew.lua.
-
-
-@runtime_checkable
-class _Task(Protocol):
-    """A holder that tells its end by itself. A thread does so only by being gone."""
-
-    def done(self) -> bool: ...
 
 
 def drift(seconds: float) -> float:
@@ -301,8 +294,9 @@ class LeaseState:
         if self._known_abandoned:
             return False
         holder = self.holder()
-        # Something else may refer to a task that is done: a traceback, say.
-        if holder is not None and not (isinstance(holder, _Task) and holder.done()):
+        # A traceback, say, may refer to a task that has ended. A thread that has ended is gone.
+        has_ended = holder is None or (hasattr(holder, "done") and holder.done())
+        if not has_ended:
             return False
         self._known_abandoned = True
         return True
