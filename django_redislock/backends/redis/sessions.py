@@ -300,7 +300,8 @@ class AsyncSession(drivers.Awaiting):
             return [trouble_of(error, sent, was_sent=was_sent) for _ in calls]
         if outcomes is None:  # See call().
             try:
-                return await self._in_turn(partial(self._call_all_blocking, calls), calls[0].within)
+                work = partial(self._call_all_blocking, calls, started)
+                return await self._in_turn(work, calls[0].within)
             except Exhausted as error:
                 return [trouble_of(error, started, was_sent=False) for _ in calls]
         return outcomes
