@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -284,6 +285,24 @@ async def test_a_setting_that_names_no_server_never_leads_to_this_machine(
         settings.REDISLOCK = setting
     with pytest.raises(ImproperlyConfigured, match=re.escape(says)):
         await way.acquire(distributed_lock("lottery", wait=0))
+
+
+@pytest.mark.parametrize(
+    ("option", "module", "package"),
+    [
+        ("ssl_validate_ocsp", "cryptography", "cryptography"),
+        ("ssl_validate_ocsp_stapled", "OpenSSL", "pyOpenSSL"),
+    ],
+)
+def test_an_option_whose_package_is_not_installed_is_refused(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, option: str, module: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    settings.REDISLOCK = {"default": {"LOCATION": "rediss://a", "OPTIONS": {option: True}}}
+    with pytest.raises(ImproperlyConfigured) as raised:
+        distributed_lock("lottery").acquire()
+    says = f"REDISLOCK['default']['OPTIONS'][{option!r}] needs the package {package}, which is not"
+    assert str(raised.value).startswith(says)
 
 
 @pytest.mark.parametrize("name", ["_sock", "protocol"])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from django_redislock.rules.scripts import Script
-    from tests.conftest import Locks
+    from tests.conftest import Locks, MakeProxy
     from tests.support.backends import ServerPlace
 
 
@@ -306,6 +306,29 @@ async def test_many_coroutines_start_no_more_threads_than_there_are_connections(
             tasks.create_task(take(number))
     assert len(running) >= 200
     assert max(running) <= most
+
+
+@unscripted
+async def test_a_silent_server_lets_no_coroutine_wait_for_its_turn_for_ever(
+    place: ServerPlace, make_proxy: MakeProxy
+) -> None:
+    """Each turn lasts as long as the server is silent, and there are many more coroutines."""
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    place.configure(OPTIONS={"max_connections": 4, "socket_timeout": 1})
+    locks = [distributed_lock(f"lottery:{number}", wait=1) for number in range(40)]
+    async with locks[0]:
+        pass  # It knows now that scripts are forbidden.
+    proxy.blackhole()
+    async with asyncio.timeout(HUNG):
+        acquires = [lock.aacquire() for lock in locks]
+        outcomes = await asyncio.gather(*acquires, return_exceptions=True)
+    assert all(isinstance(outcome, LockUnavailable) for outcome in outcomes)
+    proxy.heal()
+    async with asyncio.timeout(HUNG):
+        for lock in locks:
+            async with lock as lease:
+                assert lease.held
 
 
 @unscripted

@@ -683,8 +683,8 @@ def test_the_password_of_a_key_is_never_asked_for_on_the_terminal(
 async def test_an_option_that_only_blocking_connections_take_is_refused_to_coroutines(
     locks: Locks, tls_server: Server
 ) -> None:
-    locks.on(tls_server, OPTIONS={"ssl_validate_ocsp": True})
-    with pytest.raises(LockUnavailable, match=r"asynchronous connections: .*ssl_validate_ocsp"):
+    locks.on(tls_server, OPTIONS={"ssl_ocsp_expected_cert": "a"})
+    with pytest.raises(LockUnavailable, match=r"asynchronous connections: .*ssl_ocsp_expected"):
         await distributed_lock(NAME).aacquire()
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
@@ -1216,6 +1217,25 @@ def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) 
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
+@pytest.mark.parametrize("arguments", ["", "runs --json", "metrics --no-doctor", "show x"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_disk_without_room_for_the_output_is_a_message(
+    settings: Any, arguments: str, unbuffered: str
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m django locks {arguments} >/dev/full"],
+        cwd=ROOT,
+        env=environment(settings) | {"PYTHONUNBUFFERED": unbuffered},
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+        check=False,
+    )
+    says = "The output cannot be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (1, says)
+
+
 def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("release", "lottery")
@@ -1618,6 +1638,15 @@ def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     process.send_signal(end)
     assert process.wait(HUNG) == status
     assert read().endswith("\x1b[?1049l")  # The screen is as it was.
+
+
+def test_watch_prints_once_on_a_terminal_that_is_dumb(
+    terminal: Callable[..., tuple[Running, Any]],
+) -> None:
+    process, read = terminal("watch", TERM="dumb")
+    assert process.wait(HUNG) == 0
+    assert "held: 0" in read()
+    assert "\x1b" not in read()
 
 
 def test_watch_goes_on_while_the_server_does_not_answer(

@@ -194,7 +194,6 @@ class Dialer:
         except BaseException as error:
             redis_connection.disconnect()
             _check_tls(error, handled, self._sync)
-            _check_files(error, self._sync)
             _check_hello(error)
             # redis-py assumes that the answer to HELLO is a map.
             if (
@@ -247,7 +246,6 @@ class Dialer:
         except BaseException as error:
             await redis_connection.disconnect(nowait=True)
             _check_tls(error, handled, self._async)
-            _check_files(error, self._async)
             said = _said(error)
             _check_hello(said or error)
             if said is None:
@@ -320,18 +318,28 @@ def _check_hello(error: BaseException) -> None:
 def _check_tls(
     error: BaseException, handled: BaseException | None, kwargs: Mapping[str, Any]
 ) -> None:
-    """As check_tls(). If files are to blame, name their options: OpenSSL names neither."""
+    """As check_tls(). If files are to blame, name their options: nobody else does."""
     try:
         check_tls(error, handled)
     except TlsRefusal:
-        blamed = _unusable_files(kwargs)
-        if not blamed:
-            raise
-        raise TlsRefusal(f"{described(error)}: {blamed}") from error
+        if unusable := _unusable_files(kwargs):
+            raise TlsRefusal(f"{described(error)}: {unusable}") from error
+        raise
+    if is_transient(error) and (unreadable := _unreadable_file(kwargs)):
+        raise redis_errors.ConnectionError(f"{described(error)}: {unreadable}") from error
+
+
+def _unreadable_file(kwargs: Mapping[str, Any]) -> str:
+    """Which option names a file that cannot be read; "" if none does."""
+    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        file = kwargs.get(option)
+        if file and (Path(os.fsdecode(file)).is_dir() or not os.access(file, os.R_OK)):
+            return f"{option} is {file!r}, which cannot be read"
+    return ""
 
 
 def _unusable_files(kwargs: Mapping[str, Any]) -> str:
-    """Which options name files that are there, but cannot be used; "" if none does."""
+    """Which options name files that can be read, but not used; "" if none does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     certificate, key, trusted = map(kwargs.get, ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"))
     try:
@@ -346,17 +354,6 @@ def _unusable_files(kwargs: Mapping[str, Any]) -> str:
     except OSError:
         return f"ssl_ca_certs is {trusted!r}, which has no certificate in PEM format"
     return ""
-
-
-def _check_files(error: BaseException, kwargs: Mapping[str, Any]) -> None:
-    """If a file of TLS cannot be read, raise *error* with the option, which it does not name."""
-    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-        file = kwargs.get(option)
-        if not file or not is_transient(error):
-            continue
-        if Path(os.fsdecode(file)).is_dir() or not os.access(file, os.R_OK):
-            text = f"{described(error)}: {option} is {file!r}, which cannot be read"
-            raise redis_errors.ConnectionError(text) from error
 
 
 class _Credentials(CredentialProvider):

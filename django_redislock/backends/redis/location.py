@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -24,6 +25,11 @@ _SENTINELS = (
 _CLUSTER = "for a cluster use ClusterBackend, with LOCATION ['redis://host-1:6379', ...]"
 _CLIENT_NAME = re.compile("[!-~]*")
 _NO_CLIENT_NAME = "must have only visible ASCII characters and no space"
+# Options, the modules that redis-py then imports, and their packages.
+_OCSP = (
+    ("ssl_validate_ocsp", "cryptography", "cryptography"),
+    ("ssl_validate_ocsp_stapled", "OpenSSL", "pyOpenSSL"),
+)
 _NO_DATABASE = "must be the number of a database, 0 or greater"
 
 
@@ -138,10 +144,10 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
             f"['credential_provider'] must be an instance of redis.CredentialProvider, not {what}"
         )
     if urlsplit(url).scheme == "rediss":
-        _check_tls({**options, **address})
+        _check_tls_options({**options, **address})
 
 
-def _check_tls(options: Mapping[str, Any]) -> None:
+def _check_tls_options(options: Mapping[str, Any]) -> None:
     """Refuse options of TLS with which no connection can begin. Files are read at each dial."""
     for name in ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"):
         value = options.get(name)
@@ -158,6 +164,9 @@ def _check_tls(options: Mapping[str, Any]) -> None:
         flags = options.get(name)
         if flags is not None and not isinstance(flags, list | tuple | set | frozenset):
             raise ValueError(f"[{name!r}] must be a list of ssl.VerifyFlags, not {flags!r}")
+    for name, module, package in _OCSP:
+        if options.get(name) and find_spec(module) is None:
+            raise ValueError(f"[{name!r}] needs the package {package}, which is not installed")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     version = options.get("ssl_min_version")
     if version is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
@@ -70,7 +72,7 @@ class Command(BaseCommand):
         arguments.add_acts(parser, self.get_version())
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run from a shell: its terminal may lack letters, and ``| head`` may close the pipe."""
+        """Run from a shell: its terminal may lack letters, its pipe a reader, its disk room."""
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is None:  # It is closed, as by ``>&-``.
                 nowhere = Path(os.devnull).open("w")  # noqa: SIM115 (until our end)
@@ -84,8 +86,13 @@ class Command(BaseCommand):
                 super().run_from_argv(argv)
             finally:
                 sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader is gone. Without this, Python would complain once more at its exit.
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                with suppress(OSError):
+                    sys.stderr.write(f"The output cannot be written: {error.strerror}.\n")
+            elif error.errno != errno.EPIPE:  # As of ``| head``.
+                raise
+            # Without this, Python would complain once more at its exit.
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             sys.exit(FOUND)
@@ -309,8 +316,8 @@ class Command(BaseCommand):
             self._list(alias, **{**arguments.LIST_DEFAULTS, **options})
             return
         view = LiveView(aliases.named(alias))
-        if not self.stdout.isatty():
-            lines, problems = view.look()
+        if not self.stdout.isatty() or os.environ.get("TERM") == "dumb":  # It has no screen.
+            lines, problems = view.look(columns=self.console.columns)
             self.console.print(lines)
             finish(problems)
             return
