@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from django.dispatch import Signal
 
     from django_redislock.backends.base import Backend
-    from django_redislock.exceptions import LockMisuse
+    from django_redislock.exceptions import LockMisuse, LostReason
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow
 
@@ -467,7 +467,7 @@ class Holds:
             return None
         hold.backend.leases.discard(lease)
         timeout, state = hold.terms.operation_timeout, lease.state
-        return flows.undo(lease.name, state.token, timeout, state.permit)
+        return flows.undo(lease.name, state.token, timeout, state.permit, hold.terms.limit)
 
     # --- release ------------------------------------------------------------------------------
 
@@ -626,11 +626,7 @@ class Holds:
         state = lease.state
         now = backend.clock()
         if state.is_lost:
-            if state.lost_reason(now) in {"expired", "unreachable"}:
-                # A renewal that was answered too late, or never, may have kept the lease on the
-                # server, where others would wait for its end.
-                timeout = hold.terms.operation_timeout
-                yield from flows.undo(self.name, state.token, timeout, state.permit)
+            yield from self._clear_up(hold, state.lost_reason(now))
             raise state.loss(now)
         ending = flows.Ending(
             lease.name,
@@ -656,8 +652,19 @@ class Holds:
         now = backend.clock()
         if reason is not None:
             backend.lost(lease, reason, at_release=True)
+            yield from self._clear_up(hold, reason)
             raise state.loss(now)
         yield from self._tell_released(hold, success)
+
+    def _clear_up(self, hold: Hold, reason: LostReason | None) -> Flow[None]:
+        """End what the server may keep of a lost lease (R4): others would wait for that."""
+        assert hold.lease is not None
+        state, terms = hold.lease.state, hold.terms
+        # A renewal that was answered too late, or never, may have kept the lease. With a limit, its
+        # acquire may have arrived once more after its end, and got another permit.
+        if terms.limit > 1 or reason in {"expired", "unreachable"}:
+            timeout = terms.operation_timeout
+            yield from flows.undo(self.name, state.token, timeout, state.permit, terms.limit)
 
     def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
         if signals.lock_released.receivers:

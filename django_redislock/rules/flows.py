@@ -531,7 +531,7 @@ def undo(
         token: That of the acquire.
         operation_timeout: Seconds.
         permit: The permit that it may have, if that is known.
-        limit: How many permits there are, if it may have any of them.
+        limit: How many permits there are, if it may have any of them. Then *permit* does not count.
 
     Returns whether the first try was answered; then none is still on its way. If no try was
     answered, a lease that is left behind ends by itself after one ttl.
@@ -542,7 +542,7 @@ def undo(
         (token, limit) if limit > 1 else (token,),
         within=min(UNDO_WITHIN, operation_timeout / 2) / 2,
         shielded=True,
-        permit=permit,
+        permit=1 if limit > 1 else permit,
     )
     # Twice: the interrupted step may have waited on a dead connection, and then the first try does
     # no more than give that up.

@@ -20,6 +20,7 @@ from django_redislock import (
 )
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
+from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.support.matrix import everywhere, in_turn, needs_scripts, places
 from tests.support.waiting import HUNG
@@ -318,6 +319,31 @@ async def test_a_grant_whose_answer_is_lost_is_no_second_permit(
             assert lease.permit == 2
         permits = {key.rpartition(b":")[2] for key in locks.keys() if b":lock" in key}  # noqa: SIM118
         assert permits <= {b"lock"}
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("known", [False, True], ids=["lost unseen", "expired"])
+@both_ways
+async def test_an_acquire_that_arrives_once_more_after_its_lease_is_over_leaves_no_permit_taken(
+    way: Way, locks: Locks, proxy: Proxy, known: bool
+) -> None:
+    locks.on(proxy)
+    other, lock = gpu(3), gpu(3, ttl=1 if known else 30, renew=False)
+    assert await way.acquire(other)
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    assert lock.lease.permit == 2
+    acquire = proxy.commands("EVALSHA")[-1]
+    locks.redis.delete(lock_keys(locks.prefix, "gpu").of_permit(2).lock)
+    if known:
+        lease = lock.lease
+        await way.until(lambda: not lease.held)
+    await way.release(other)
+    locks.redis.execute_command("EVALSHA", *acquire.args)  # It gets the first permit.
+    assert len(held.list()) == 1
+    with pytest.raises(LockLost):
+        await way.release(lock)
+    assert held.list() == []
 
 
 def test_threads_are_never_more_than_there_are_permits(place: Place) -> None:
