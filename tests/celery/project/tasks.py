@@ -516,9 +516,9 @@ def queued_retrying(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=3)
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=10)
 def queued_retrying_briefly(key: str, **how: Any) -> str:
-    """As queued_retrying, if something is heard of it within three seconds."""
+    """As queued_retrying, if something is heard of it within ten seconds."""
     return work(key, **how)
 
 
