@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from inspect import isabstract
 from typing import TYPE_CHECKING
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
@@ -48,9 +49,10 @@ class Backends(dict[str, Backend]):
     def made_by(self, source: Callable[[str], Backend]) -> Iterator[None]:
         """During the block, have *source* make all backends anew; then the former ones are back.
 
-        For tests: the settings do not matter, even if they change meanwhile.
+        For tests: the settings do not matter, even if they change meanwhile. If they differ after
+        the block, the former backends are not theirs, so they do not come back.
         """
-        before = self._source, dict(self)
+        before, setting = (self._source, dict(self)), _setting()
         self._source = source
         self._resets += 1
         self.clear()
@@ -60,6 +62,8 @@ class Backends(dict[str, Backend]):
             self._source, kept = before
             self.reset()
             self.update(kept)
+            if _setting() != setting:
+                self.reset()
 
     def reset(self) -> None:
         """Forget all backends, as when settings change. Each lease keeps the one it came from."""
@@ -85,6 +89,11 @@ def make(conf: Conf) -> Backend:
 
 
 backends = Backends()
+
+
+def _setting() -> object:
+    """The setting as it is, if Django knows any: what made the backends that there are."""
+    return getattr(settings, "REDISLOCK", None) if settings.configured else None
 
 
 def _forget(*, setting: str, **kwargs: object) -> None:

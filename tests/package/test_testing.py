@@ -129,6 +129,24 @@ def test_a_setting_that_is_changed_after_the_block_counts(place: Place, settings
         assert lease.ttl == 8
 
 
+def test_a_setting_that_is_changed_in_the_block_and_stays_counts_after_it(
+    place: Place, settings: Settings
+) -> None:
+    # As when tests of one class are in memory each, and the class has override_settings.
+    before = settings.REDISLOCK
+    with distributed_lock("lottery") as lease:
+        assert lease.ttl != 9
+    with LockTestKit():
+        settings.REDISLOCK = {"default": {**before["default"], "TTL": 9}}
+    with distributed_lock("lottery") as lease:
+        assert lease.ttl == 9
+        with LockTestKit():
+            settings.REDISLOCK = before
+        assert lease.held  # Its backend is retired, not closed.
+    with distributed_lock("lottery") as lease:
+        assert lease.ttl != 9
+
+
 def test_no_server_need_be_named_but_what_is_wrong_is_still_refused(settings: Settings) -> None:
     del settings.REDISLOCK
     with LockTestKit(), distributed_lock("lottery") as lease:
