@@ -290,8 +290,8 @@ def _by_key(rows: QuerySet[Any]) -> QuerySet[Any]:
     keys: Any = rows.order_by().values_list("pk", flat=True)
     if not connections[rows.db].features.update_can_self_select:
         keys = list(keys)
-    selected: QuerySet[Any] = rows.model._base_manager.using(rows.db).filter(pk__in=keys)
-    return selected
+    # No manager: it may hide some of them. And the project's class may have an update() of its own.
+    return type(rows)(model=rows.model, using=rows.db).filter(pk__in=keys)
 
 
 def _count_now(rows: QuerySet[Any]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 
 from django_redislock.models import FencedModel
@@ -57,6 +59,32 @@ class Note(FencedModel):
 
     def __str__(self) -> str:
         return f"{self.text} under {self.fence}"
+
+
+class Kept(models.Manager["Letter"]):
+    """Hides the letters that are thrown away, as soft deletion does."""
+
+    def get_queryset(self) -> models.QuerySet[Letter]:
+        return super().get_queryset().exclude(text="thrown away")
+
+
+class Letters(models.QuerySet["Letter"]):
+    """Marks what it writes."""
+
+    def update(self, **values: Any) -> int:
+        """Mark it, too."""
+        return super().update(text="written", **values)
+
+
+class Letter(Note):
+    """A note with a way to write of its own, and a manager that hides some."""
+
+    objects = Kept()
+    everything = Letters.as_manager()
+
+    class Meta:
+        proxy = True
+        base_manager_name = "objects"
 
 
 class Till(Counter, FencedModel):

@@ -11,7 +11,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_redislock import LockLost, distributed_lock, fenced_update
-from tests.effects.models import Annual, Counter, Note, Report, Till, Unfenced
+from tests.effects.models import Annual, Counter, Letter, Note, Report, Till, Unfenced
 from tests.support.databases import MARIADB, POSTGRES, await_blocked, on_postgres, on_servers
 from tests.support.waiting import HUNG
 
@@ -230,6 +230,19 @@ def test_with_a_router_rows_are_written_and_counted_in_one_place(
     assert fenced_update(Report.objects.all(), early, body="early") == (0, 1)
     assert fenced_update(Report.objects.all(), late, body="later") == (1, 0)
     assert bodies(replica) == [("", 0)]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_rows_are_written_as_the_queryset_does_it_also_those_that_a_manager_hides(
+    locks: Locks, database: str, joined: bool
+) -> None:
+    report = reports(database).create()
+    Note.objects.using(database).create(report=report, text="thrown away")
+    letters = Letter.everything.using(database)
+    selected = letters.filter(**{"report__is_new": True} if joined else {"report": report.pk})
+    with distributed_lock("lottery") as lease:
+        assert fenced_update(selected, lease) == (1, 0)
+    assert list(letters.values_list("text", "fence")) == [("written", lease.fence)]
 
 
 # --- what is refused -----------------------------------------------------------------------------
