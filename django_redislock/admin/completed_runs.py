@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.shortcuts import redirect
+from django.urls import reverse
 
 from django_redislock.admin import markup
 from django_redislock.admin.changelist import PlainList
 from django_redislock.completed_runs import CompletedRun
+from django_redislock.fences import missing_table
 from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
     from django.utils.safestring import SafeString
 
     from django_redislock.completed_runs import CompletedRuns
@@ -36,6 +39,16 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ordering = ("-completed_at", "-pk")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """The list. Without its table, as a router may have it, a message says what to do."""
+        database = self.get_queryset(request).db
+        if self.has_view_permission(request) and (problem := missing_table(CompletedRun, database)):
+            messages.error(request, problem[0].upper() + problem[1:])
+            return redirect(reverse("admin:index", current_app=self.admin_site.name))
+        return super().changelist_view(request, extra_context)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[PlainList]:
         """Most sites have no such runs."""

@@ -171,6 +171,23 @@ def test_runs_are_searched_and_filtered(
 
 
 @on_sqlite
+def test_without_its_table_the_page_says_what_to_do(
+    sign_in: Callable[..., Client], make_database: MakeDatabase, settings: Any
+) -> None:
+    """A router may keep the tables out of a database, and the site's index names the page."""
+    bare = make_database("bare", migrate=False)
+
+    class Bare:
+        def db_for_read(self, model: type, **hints: Any) -> str | None:
+            return bare if model is CompletedRun else None
+
+    settings.DATABASE_ROUTERS = [Bare()]
+    shown = text(sign_in("auditor").get(LIST, follow=True))
+    assert "&#x27;bare&#x27; has no table of completed runs. Run `manage.py migrate" in shown
+    assert sign_in("clerk").get(LIST).status_code == 403
+
+
+@on_sqlite
 def test_the_page_of_another_database_is_a_subclass(make_database: MakeDatabase) -> None:
     """As docs/admin.md has it."""
     archive = make_database("archive")
