@@ -28,6 +28,7 @@ from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import (
     LONGEST_FIELD,
     Owner,
+    as_kept,
     noted_at,
     read_done,
     read_noted_run,
@@ -167,11 +168,13 @@ class Records(list[Record]):
         Its name is that of the job. It counts the skips since the last success under each lock.
         """
 
+        task = as_kept(name)
+
         def last(kind: str) -> Run | None:
-            runs = [run for one in self if (run := getattr(one, kind)) and run.owner.task == name]
+            runs = [run for one in self if (run := getattr(one, kind)) and run.owner.task == task]
             return max(runs, key=lambda run: run.at, default=None)
 
-        mine = [one for one in self if name in one.tasks]
+        mine = [one for one in self if task in one.tasks]
         if not mine:
             return None
         return Record(
@@ -184,7 +187,7 @@ class Records(list[Record]):
             last_unended=last("last_unended"),
             skips=sum(one.skips for one in mine),
             skipped_at=tuple(sorted(at for one in mine for at in one.skipped_at)),
-            under_way=tuple(run for one in mine for run in one.under_way if run.owner.task == name),
+            under_way=tuple(run for one in mine for run in one.under_way if run.owner.task == task),
         )
 
 
@@ -195,13 +198,17 @@ def records(
 
     Args:
         using: Alias in REDISLOCK.
-        limit: How many locks at most.
+        limit: How many locks at most, up to 100,000.
         task: If given, only locks whose last runs include one of this task, by its full name.
         prefix: If given, only locks whose name begins like this.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
+        ValueError: The limit is negative.
     """
+    if limit < 0:
+        raise ValueError(f"limit must not be negative: {limit}.")
+    limit, task = min(limit, MOST_NAMES), as_kept(task)
     backend = backends[using]
     listed = MOST_NAMES if task or prefix else limit
     permits, total, silent = backend.ran_permits(listed)

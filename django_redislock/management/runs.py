@@ -17,6 +17,7 @@ from django_redislock.management.console import UNAVAILABLE, USAGE, finish
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.stored import as_kept
 from django_redislock.task_runs import MOST_NAMES
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _check_known(no_success_for: float, using: list[str]) -> None:
 def _with_success_of(task: str, record: held.Record) -> held.Record:
     """The record, but without the success of another task that shares the lock."""
     success = record.last_success
-    is_anothers = task and success and success.owner.task != task
+    is_anothers = task and success and success.owner.task != as_kept(task)
     return replace(record, last_success=None) if is_anothers else record
 
 

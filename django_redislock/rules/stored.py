@@ -131,7 +131,7 @@ class Owner:
             return cls()
         known = {
             # Text that cannot be encoded could not be shown either.
-            field.name: str(found[field.name])[:LONGEST_FIELD].encode(errors="replace").decode()
+            field.name: as_kept(str(found[field.name]))
             for field in fields(cls)
             if field.type == "str" and field.name in found
         }
@@ -158,6 +158,11 @@ class Owner:
         # Anybody may have written it, and a client chooses the path: it must not forge log lines.
         doing = self.task_id or self.task or self.path or self.command
         return f"{self.place} {visible(doing)}".strip() or "unknown"
+
+
+def as_kept(text: str) -> str:
+    """A field of an owner as it is read again: the beginning of a long name."""
+    return text[:LONGEST_FIELD].encode(errors="replace").decode()
 
 
 def _short_id(task_id: str) -> str:

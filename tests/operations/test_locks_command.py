@@ -667,6 +667,22 @@ def test_programs_choose_records_too() -> None:
     one = held.records(task="tasks.a", limit=1)
     assert (len(one), one.partial) == (1, True)
     assert held.records(task="tasks.a", limit=4).partial is False
+    assert len(held.records(limit=2**70)) == 4
+    for wrong in (-1, -3):
+        with pytest.raises(ValueError, match="limit must not be negative"):
+            held.records(limit=wrong)
+
+
+def test_a_task_is_found_by_a_name_that_is_kept_in_part() -> None:
+    task = "tasks." + 300 * "x"
+    ran("a:1", "a:1", task=task)
+    assert [one.name for one in held.records(task=task)] == ["a:1"]
+    job = held.job(task)
+    assert job is not None
+    assert (job.name, job.last_success is None) == (task, False)
+    overdue = ("--no-success-for", "1h", "--fail")
+    locks_command("runs", "--task", task, *overdue)
+    locks_command("runs", "--job", task, *overdue)
 
 
 @pytest.mark.parametrize(
