@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from django_redislock.backends.memory.backend import InMemoryBackend
@@ -48,7 +50,8 @@ class LockTestKit:
         self._blocks: list[AbstractContextManager[None]] = []
 
     def __enter__(self) -> Self:
-        block = backends.made_by(_in_memory)
+        # Outages outlast a change of settings, which makes the backends anew.
+        block = backends.made_by(partial(_in_memory, defaultdict(list)))
         block.__enter__()
         self._blocks.append(block)
         return self
@@ -110,13 +113,13 @@ class LockTestKit:
         """
         chosen = [_memory(alias) for alias in (aliases() if using is None else [using])]
         for backend in chosen:
-            backend.outages += 1
+            backend.outages.append(None)
             backend.wake_waiters()
         try:
             yield
         finally:
             for backend in chosen:
-                backend.outages -= 1
+                backend.outages.pop()
 
     def advance(self, seconds: float | timedelta) -> None:
         """Let time pass for all locks, at once: ttl, min_hold, once, max_hold and wait.
@@ -145,12 +148,14 @@ class LockTestKit:
         return not all(look.is_free for look in backends[using].look_many(permits))
 
 
-def _in_memory(alias: str) -> Backend:
+def _in_memory(outages: dict[str, list[None]], alias: str) -> Backend:
     """An in-memory backend for an alias, also if the alias names a server."""
     raw = given(alias) if is_set() or alias != DEFAULT_ALIAS else {}
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key not in _OF_SERVERS} | IN_MEMORY
-    return InMemoryBackend(parse(alias, raw))
+    backend = InMemoryBackend(parse(alias, raw))
+    backend.outages = outages[alias]
+    return backend
 
 
 def _memory(alias: str) -> InMemoryBackend:

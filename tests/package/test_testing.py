@@ -221,6 +221,17 @@ async def test_a_waiter_learns_of_it_at_once(way: Way, redislock: LockTestKit) -
                 await waiting.result()
 
 
+def test_an_outage_outlasts_a_change_of_settings(redislock: LockTestKit) -> None:
+    lock = distributed_lock("lottery", wait=0)
+    with redislock.simulate_unavailable():
+        with override_settings(REDISLOCK={"default": {"TTL": 5}}), pytest.raises(LockUnavailable):
+            lock.acquire()
+        with pytest.raises(LockUnavailable):
+            lock.acquire()
+    with lock:
+        redislock.assert_locked("lottery")
+
+
 def test_one_alias_may_be_unavailable(settings: Settings, redislock: LockTestKit) -> None:
     settings.REDISLOCK = {"default": {}, "jobs": {}}
     with redislock.simulate_unavailable(using="jobs"):

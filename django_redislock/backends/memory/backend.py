@@ -60,7 +60,7 @@ class InMemoryBackend(Backend):
             ) from error
         self._interpreter_of = Interpreter
         self._ahead = 0.0  # Seconds that a test has let pass at once.
-        self.outages = 0  # While it is not 0, a test pretends that the server does not answer.
+        self.outages: list[None] = []  # One for each that a test pretends: the server is silent.
         self.clock = lambda: clock.now() + self._ahead
         super().__init__(conf)
         # The clock in place of a server's. It has to grow, so that fences grow.
