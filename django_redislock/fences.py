@@ -7,9 +7,10 @@ Django's applications. Programs import them from models.py.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from django.db import Error, connections, models
+from django.db.models.functions import Greatest
 
 from django_redislock.humanize import visible
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django_redislock.rules.stored import Owner
+
+    _BigIntegerField = models.BigIntegerField[int | models.expressions.Combinable, int]
+else:
+    _BigIntegerField = models.BigIntegerField  # It has types for type checkers alone.
 
 AnyModel = TypeVar("AnyModel", bound=models.Model)
 
@@ -89,10 +94,28 @@ class Fence(models.Model):
         return hashlib.sha256(f"{name}{which}".encode()).hexdigest()
 
 
+class _NewestFence(_BigIntegerField):
+    """The fence of a row, which no save() lowers.
+
+    An instance may have been read before a later lease has written its row. With the fence that it
+    has read, its save() would admit a late holder again.
+    """
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """See Field.pre_save(): the value, or what the database makes of it."""
+        fence = super().pre_save(model_instance, add)
+        return fence if add else Greatest(models.F(self.attname), models.Value(fence, self))
+
+    def deconstruct(self) -> Any:
+        """As Django's own: the migrations of projects need not know of this class."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.BigIntegerField", args, kwargs
+
+
 class FencedModel(models.Model):
     """A model whose rows keep the fence that they were last written under; see fenced_update()."""
 
-    fence = models.BigIntegerField(default=0, editable=False)
+    fence = _NewestFence(default=0, editable=False)
 
     class Meta:
         abstract = True

@@ -245,6 +245,37 @@ def test_rows_are_written_as_the_queryset_does_it_also_those_that_a_manager_hide
     assert list(letters.values_list("text", "fence")) == [("written", lease.fence)]
 
 
+def test_a_plain_save_admits_no_late_holder(holders: Holders, database: str) -> None:
+    early, late = holders(2)
+    read_before = reports(database).create()
+    fenced_update(reports(database), late, body="late")
+    read_before.is_new = False
+    read_before.save()
+    assert fenced_update(reports(database), early, body="early") == (0, 1)
+    assert bodies(database) == [("", late.fence)]
+    reports(database).update_or_create(pk=read_before.pk, defaults={"body": "saved"})
+    assert bodies(database) == [("saved", late.fence)]
+
+
+def test_a_save_may_raise_the_fence_and_a_new_row_has_its_own(locks: Locks, database: str) -> None:
+    row = reports(database).create(fence=7)
+    assert reports(database).get().fence == 7
+    row.fence = 9
+    row.save()
+    assert (row.fence, reports(database).get().fence) == (9, 9)
+    till = Till.objects.using(database).create(name="till", fence=7)
+    till.value = 1
+    till.save()
+    row = Till.objects.using(database).get()
+    assert (row.value, row.fence) == (1, 7)
+
+
+def test_migrations_have_a_field_of_django() -> None:
+    _, path, args, options = Report._meta.get_field("fence").deconstruct()
+    assert path == "django.db.models.BigIntegerField"
+    assert (args, options) == ([], {"default": 0, "editable": False})
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
