@@ -104,7 +104,11 @@ class _NewestFence(_BigIntegerField):
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         """See Field.pre_save(): the value, or what the database makes of it."""
         fence = super().pre_save(model_instance, add)
-        return fence if add else Greatest(models.F(self.attname), models.Value(fence, self))
+        if add:
+            return fence
+        if not hasattr(fence, "resolve_expression"):
+            fence = models.Value(fence, self)
+        return Greatest(models.F(self.attname), fence, output_field=models.BigIntegerField())
 
     def deconstruct(self) -> Any:
         """As Django's own: the migrations of projects need not know of this class."""

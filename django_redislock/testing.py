@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -51,7 +51,7 @@ class LockTestKit:
 
     def __enter__(self) -> Self:
         # Outages outlast a change of settings, which makes the backends anew.
-        block = backends.made_by(partial(_in_memory, defaultdict(list)))
+        block = backends.made_by(partial(_in_memory, Counter()))
         block.__enter__()
         self._blocks.append(block)
         return self
@@ -113,13 +113,13 @@ class LockTestKit:
         """
         chosen = [_memory(alias) for alias in (aliases() if using is None else [using])]
         for backend in chosen:
-            backend.outages.append(None)
+            backend.outages[backend.conf.alias] += 1
             backend.wake_waiters()
         try:
             yield
         finally:
             for backend in chosen:
-                backend.outages.pop()
+                backend.outages[backend.conf.alias] -= 1
 
     def advance(self, seconds: float | timedelta) -> None:
         """Let time pass for all locks, at once: ttl, min_hold, once, max_hold and wait.
@@ -148,13 +148,13 @@ class LockTestKit:
         return not all(look.is_free for look in backends[using].look_many(permits))
 
 
-def _in_memory(outages: dict[str, list[None]], alias: str) -> Backend:
+def _in_memory(outages: Counter[str], alias: str) -> Backend:
     """An in-memory backend for an alias, also if the alias names a server."""
     raw = given(alias) if is_set() or alias != DEFAULT_ALIAS else {}
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key not in _OF_SERVERS} | IN_MEMORY
     backend = InMemoryBackend(parse(alias, raw))
-    backend.outages = outages[alias]
+    backend.outages = outages
     return backend
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db import models
 
@@ -79,7 +79,7 @@ class Letters(models.QuerySet["Letter"]):
 class Letter(Note):
     """A note with a way to write of its own, and a manager that hides some."""
 
-    objects = Kept()
+    objects: ClassVar[models.Manager[Letter]] = Kept()
     everything = Letters.as_manager()
 
     class Meta:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from django_redislock import LockLost, distributed_lock, fenced_update
@@ -263,6 +264,9 @@ def test_a_save_may_raise_the_fence_and_a_new_row_has_its_own(locks: Locks, data
     row.fence = 9
     row.save()
     assert (row.fence, reports(database).get().fence) == (9, 9)
+    row.fence = F("fence") + 1
+    row.save()
+    assert reports(database).get().fence == 10
     till = Till.objects.using(database).create(name="till", fence=7)
     till.value = 1
     till.save()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -60,7 +60,8 @@ class InMemoryBackend(Backend):
             ) from error
         self._interpreter_of = Interpreter
         self._ahead = 0.0  # Seconds that a test has let pass at once.
-        self.outages: list[None] = []  # One for each that a test pretends: the server is silent.
+        # By alias, how many outages a test pretends: the server is silent.
+        self.outages: Counter[str] = Counter()
         self.clock = lambda: clock.now() + self._ahead
         super().__init__(conf)
         # The clock in place of a server's. It has to grow, so that fences grow.
@@ -105,7 +106,7 @@ class InMemoryBackend(Backend):
 
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""
-        if self.outages:
+        if self.outages[self.conf.alias]:
             refused = Refused(OUTAGE)
             refused.reason = "connection"
             raise refused
