@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 HEADER = "redislock"
 
 # Seconds after which a broker delivers an unacknowledged message again, if it is not configured.
-# It is 3600 for Redis and 1800 for SQS; RabbitMQ closes the connection after 1800.
+# It is 1800 for SQS; RabbitMQ closes the connection after 1800.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
+VISIBILITY_TIMEOUT_OF_REDIS = 3600.0
+_OF_REDIS = ("redis:", "rediss:", "redis+socket:", "sentinel:")
 
 # The prefix of the routing key of a message that has waited at the broker.
 _WAITED = re.compile(rf"^(?:[01]\.){{{MAX_NUMBER_OF_BITS_TO_USE}}}")
@@ -128,7 +130,12 @@ def seconds_left(expires: Any) -> float:
 def visibility_timeout(app: Celery) -> float:
     """Seconds after which the broker delivers an unacknowledged message again."""
     configured = (app.conf.broker_transport_options or {}).get("visibility_timeout")
-    return float(configured or DEFAULT_VISIBILITY_TIMEOUT)
+    if configured:
+        return float(configured)
+    urls = app.conf.broker_read_url or ""  # Of several brokers, all are of one kind.
+    first = str(urls if isinstance(urls, str) else next(iter(urls), ""))
+    of_redis = first.startswith(_OF_REDIS)
+    return VISIBILITY_TIMEOUT_OF_REDIS if of_redis else DEFAULT_VISIBILITY_TIMEOUT
 
 
 def waits_in_broker(app: Celery) -> bool:

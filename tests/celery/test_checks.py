@@ -60,6 +60,15 @@ def check() -> Iterator[Callable[..., list[str]]]:
         (draw, {}, {"acks_late": True, "time_limit": 1800, "key": "lottery"}, []),
         (tidy, {}, {"acks_late": True, "max_hold": 7200}, ["W051"]),
         (tidy, {"task_acks_late": True, "task_time_limit": 7200}, {}, ["W051"]),
+        (tidy, {}, {"acks_late": True, "time_limit": 3600}, []),  # The default of Redis.
+        (tidy, {}, {"acks_late": True, "time_limit": 3601}, ["W051"]),
+        (
+            tidy,
+            {"broker_url": ["rediss://one", "rediss://two"]},
+            {"acks_late": True, "time_limit": 3600},
+            [],
+        ),
+        (tidy, {"broker_url": "pyamqp://"}, {"acks_late": True, "time_limit": 1801}, ["W051"]),
         (tidy, {}, {"acks_late": True, "max_hold": 7200, "time_limit": 60}, []),
         (
             tidy,
