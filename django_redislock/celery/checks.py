@@ -193,7 +193,8 @@ def _check_visibility(task: SingleInstanceTask, terms: Terms) -> Iterator[checks
             f"Task {task.name} may run for {longest:g} s and has acks_late, but the broker may"
             f" deliver it again after {redelivered_after:g} s (visibility_timeout).",
             "It would not run twice, but go back and forth meanwhile. Raise visibility_timeout in"
-            " broker_transport_options above its longest run.",
+            " broker_transport_options above its longest run; with RabbitMQ also consumer_timeout,"
+            " on the server.",
         )
 
 

@@ -127,6 +127,14 @@ def test_the_hint_says_so_if_there_is_no_alias_at_all(
     assert found.hint == "Its aliases are: none."
 
 
+def test_the_hint_for_a_long_run_names_the_setting_that_counts_on_rabbitmq(
+    check: Callable[..., list[str]],
+) -> None:
+    assert check(tidy, {"broker_url": "pyamqp://"}, acks_late=True, time_limit=7200) == ["W051"]
+    (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
+    assert "with RabbitMQ also consumer_timeout, on the server" in str(found.hint)
+
+
 def test_the_newest_of_several_calls_is_not_known_to_a_quorum(
     check: Callable[..., list[str]], settings: Any
 ) -> None:
