@@ -251,7 +251,7 @@ def test_migrate_on_many_pods(paste: Paste) -> None:
         {"-- python manage.py": f"-- {sys.executable} -m django"},
     )
     (command,) = page.blocks()
-    command, newer = (command.replace("$RELEASE", one) for one in ("1.4.2", "1.4.3"))
+    command, newer = (command.replace("${RELEASE:?}", one) for one in ("1.4.2", "1.4.3"))
     status, said = page.manage(command)
     assert (status, "Applying django_redislock" in said) == (0, True)
     status, said = page.manage(command)
