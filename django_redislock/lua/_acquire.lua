@@ -38,8 +38,11 @@ end
 
 -- include _queue
 -- include _past
-if done_before then
-  if value and is_of(value, token) and state_of(value) ~= 'k' then
+-- A waiter relies on its hand-over only after it has asked, so that can end here. A lease that was granted before is
+-- in use: this try comes late, or once more, and with a limit others have done the work meanwhile.
+local mine = value and is_of(value, token) and state_of(value)
+if done_before and mine ~= 'h' then
+  if mine == 'c' then
     pass_on(value)
   end
   dequeue(token)

@@ -182,6 +182,38 @@ async def test_a_permit_cools_down_alone(way: Way, place: Place) -> None:
             in_thread(gpu().__enter__).result(HUNG)
 
 
+@pytest.mark.proves("P1")
+@needs_scripts
+@places("redis", "valkey", "memory", "cluster")
+def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place: Place) -> None:
+    backend = backends["default"]
+
+    def acquire(letter: str) -> Any:
+        request = flows.Request(
+            *("gpu", letter * 32, letter * 16, Owner(host="web"), 30, 0, HUNG, 0),
+            markers=DoneMarkers(True, "", ""),
+            limit=2,
+        )
+        return backend.run(flows.acquire(request, clock.now()))
+
+    granted, theirs = acquire("a"), acquire("b")
+    ending = flows.Ending(
+        *("gpu", "b" * 32, "b" * 16, Owner(host="web"), theirs.deadline, theirs.ends, 0),
+        once=60,
+        operation_timeout=HUNG,
+        insist=False,
+        ended="done",
+        permit=theirs.permit,
+    )
+    assert backend.run(flows.release(ending)) is None
+    assert isinstance(acquire("c"), flows.Done)
+    again = acquire("a")
+    assert (again.fence, again.permit) == (granted.fence, granted.permit)
+    seen = held.get("gpu", permit=granted.permit)
+    assert seen is not None
+    assert seen.id == "a" * 16
+
+
 @needs_scripts
 @pytest.mark.parametrize("is_once", [True, False], ids=["once", "run"])
 def test_work_that_is_done_is_known_while_all_permits_are_held(
