@@ -556,16 +556,25 @@ def test_what_was_done_is_not_wanted_again(server: Keyspace) -> None:
     assert (server.queue, server.lock[:1]) == ("", "b")
 
 
-def test_who_learns_that_it_is_done_gives_back_what_it_has(server: Keyspace) -> None:
-    server.listen("c")
+def test_who_learns_that_it_is_done_gives_back_a_hand_over(server: Keyspace) -> None:
+    for waiter in "bcd":
+        server.listen(waiter)
     server.acquire("a")
-    server.acquire("b", "queue")
-    server.acquire("c", "queue")
+    for waiter in "bcd":
+        server.acquire(waiter, "queue")
     server.do("SET", KEYS.done, "1|x")
-    assert server.acquire("b", "queue", markers="1|")[0] == "done"
-    assert server.queue == "c"
-    assert server.acquire("a", markers="1|")[0] == "done"
-    assert server.lock.startswith(token("c") + "c")
+    assert server.acquire("c", "queue", markers="1|")[0] == "done"
+    server.run(scripts.RELEASE, token("a"))
+    assert server.lock.startswith(token("b") + "c")
+    assert server.acquire("b", markers="1|")[0] == "done"
+    assert server.lock.startswith(token("d") + "c")
+
+
+def test_a_lease_in_use_stays_although_others_have_done_the_work(server: Keyspace) -> None:
+    granted = server.acquire("a")
+    server.do("SET", KEYS.done, "1|x")
+    assert server.acquire("a", markers="1|") == granted
+    assert server.lock.startswith(token("a") + "h")
 
 
 def test_what_cools_is_not_given_back_by_a_resend(server: Keyspace) -> None:
