@@ -412,7 +412,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
             " acknowledged the grant; connect so many, or lower it"
         )
         reason = "replicas"
-    if not (yield from _undo(request)):
+    if not (yield from _undo(request, answer.value.partition(b" ")[0])):
         # The undo may still be on its way, and would end the next grant to this token.
         raise LockUnavailable(request.name, problem, reason)
     unanswered = Unanswered(problem, answer.sent, answer.now)
@@ -516,13 +516,18 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def _undo(request: Request) -> Flow[bool]:
+def _undo(request: Request, fence: bytes = b"") -> Flow[bool]:
     timeout, permit = request.operation_timeout, request.permit
-    return undo(request.name, request.token, timeout, permit, request.limit)
+    return undo(request.name, request.token, timeout, permit, request.limit, fence)
 
 
 def undo(
-    name: str, token: str, operation_timeout: float, permit: int = 1, limit: int = 1
+    name: str,
+    token: str,
+    operation_timeout: float,
+    permit: int = 1,
+    limit: int = 1,
+    fence: bytes = b"",
 ) -> Flow[bool]:
     """Leave nothing behind of an acquire whose outcome nobody will know (R4).
 
@@ -532,6 +537,8 @@ def undo(
         operation_timeout: Seconds.
         permit: The permit that it may have, if that is known.
         limit: How many permits there are, if it may have any of them. Then *permit* does not count.
+        fence: That of the grant, if the acquire goes on with its token: an undo that comes late, or
+            once more, must not end the next grant.
 
     Returns whether the first try was answered; then none is still on its way. If no try was
     answered, a lease that is left behind ends by itself after one ttl.
@@ -539,7 +546,7 @@ def undo(
     leave = Call(
         scripts.LEAVE,
         name,
-        (token, limit) if limit > 1 else (token,),
+        (token, fence, limit) if limit > 1 else (token, fence) if fence else (token,),
         within=min(UNDO_WITHIN, operation_timeout / 2) / 2,
         shielded=True,
         permit=1 if limit > 1 else permit,

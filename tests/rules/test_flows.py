@@ -446,6 +446,7 @@ def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
 def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
     stage = acquiring(wait=0.0, operation_timeout=100.0)
     stage.answers(b"7", after=TTL)
+    assert stage.step.args == (TOKEN, b"7")  # That grant alone: a late undo must not end the next.
     while undoes(stage.step):
         stage.answers(1)
     assert asks(stage.step)
@@ -467,6 +468,7 @@ def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
 def test_r11_too_few_replicas_undo_the_grant() -> None:
     stage = acquiring(wait=0.0, replicas=2)
     assert undoes(stage.answers(b"7", replicas=1).step)
+    assert stage.step.args == (TOKEN, b"7")
     assert asks(stage.answers(1).step)
     assert stage.answers(b"8", replicas=2).result.fence == 8
 
@@ -858,7 +860,7 @@ def test_r4_an_acquire_of_any_of_two_permits_says_of_how_many_and_so_does_its_un
     assert stage.step.script is scripts.ACQUIRE_PERMIT
     assert stage.step.args[-1] == 2
     assert undoes(stage.is_silent().refuses().step)
-    assert stage.step.args == (TOKEN, 2)
+    assert stage.step.args == (TOKEN, b"", 2)
 
 
 def test_an_undo_and_a_confirmation_are_of_the_first_permit_unless_that_is_said() -> None:

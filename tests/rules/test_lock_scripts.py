@@ -348,6 +348,17 @@ def test_who_leaves_forgets_its_place_or_hands_on_what_it_was_granted(server: Ke
     assert server.leave("b") == 0
 
 
+def test_who_leaves_one_grant_keeps_the_next_one_to_the_same_token(server: Keyspace) -> None:
+    first = server.acquire("a")
+    assert server.leave("a", fence=first) == 1
+    server.advance(1)
+    second = server.acquire("a")
+    assert server.leave("a", fence=first) == 0
+    assert server.lock.startswith(token("a") + "h")
+    assert server.leave("a", fence=second) == 1
+    assert server.lock == ""
+
+
 def test_who_leaves_does_not_end_its_cooling(server: Keyspace) -> None:
     server.acquire("a")
     conclude(server, min_hold=500)

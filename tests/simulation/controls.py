@@ -93,6 +93,17 @@ def handing_over_without_undo() -> Iterator[None]:
 
 
 @contextmanager
+def ending_its_own_permit_alone() -> Iterator[None]:
+    def clear_up(self: Any, hold: holds.Hold, reason: object) -> Flow[None]:
+        assert hold.lease is not None
+        state, timeout = hold.lease.state, hold.terms.operation_timeout
+        yield from flows.undo(self.name, state.token, timeout, state.permit)
+
+    with patch.object(holds.Holds, "_clear_up", clear_up):
+        yield
+
+
+@contextmanager
 def without_drift() -> Iterator[None]:
     with (
         patch.object(lease_state, "drift", lambda seconds: 0.0),
@@ -224,6 +235,27 @@ CONTROLS = {
     ),
     "an undo looks at the first permit alone": Control(
         "R4", naive.UNDOS_KNOW_ONE_PERMIT, bounds=storm("interrupted", limits=(2, 3))
+    ),
+    "a late try ends a lease in use if the work is done": Control(
+        "P1",
+        naive.instead(
+            "if done_before and mine ~= 'h' then\n  if mine == 'c' then",
+            "if done_before then\n  if mine and mine ~= 'k' then",
+        ),
+        bounds=storm("twice", limits=(2,), every=(0.3,)),
+        seeds=(42,),
+    ),
+    "an undo ends the next grant to its token": Control(
+        "P1",
+        naive.instead("and (not fence or fence == '' or read(value) == fence) then", "then"),
+        bounds=storm("twice", "pause", limits=(1, 2), every=(0.7,)),
+        seeds=(4,),
+    ),
+    "the end of a lost lease looks at its own permit alone": Control(
+        "R4",
+        patched=ending_its_own_permit_alone,
+        bounds=storm("twice", "pause", limits=(2, 3), every=(0.7,)),
+        seeds=(67,),
     ),
     "newcomers pass the waiters": Control(
         "P6",

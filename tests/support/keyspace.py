@@ -106,8 +106,8 @@ class Keyspace:
     def release(self, who: str, permit: int = 1) -> Any:
         return self.run(scripts.RELEASE, token(who), permit=permit)
 
-    def leave(self, who: str, *limit: int) -> Any:
-        return self.run(scripts.LEAVE, token(who), *limit)
+    def leave(self, who: str, *limit: int, fence: str = "") -> Any:
+        return self.run(scripts.LEAVE, token(who), fence, *limit)
 
     def look(self) -> Any:
         return self.run(scripts.LOOK)

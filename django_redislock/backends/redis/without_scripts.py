@@ -190,7 +190,11 @@ def _conclude(keys: Keys, execute: Execute, *args: Any) -> Decision:
     return _release(keys, execute, request.token, request.min_hold)
 
 
-def _leave(keys: Keys, execute: Execute, token: bytes) -> Decision:
+def _leave(keys: Keys, execute: Execute, token: bytes, fence: bytes = b"") -> Decision:
+    value, _, _ = _read(keys, execute)
+    lease = _lease_of(token, value)
+    if fence and lease and lease.fence != fence:
+        return [], 0
     commands, _ = _release(keys, execute, token)
     return commands, int(bool(commands))
 
@@ -217,7 +221,7 @@ _OPERATIONS: dict[str, Callable[..., Decision]] = {
 }
 
 # How many arguments these take. One more is the number of permits.
-_ARGS = {scripts.ACQUIRE_PERMIT.name: len(AcquireArgs._fields), scripts.LEAVE.name: 1}
+_ARGS = {scripts.ACQUIRE_PERMIT.name: len(AcquireArgs._fields), scripts.LEAVE.name: 2}
 
 
 def _read(keys: Keys, execute: Execute) -> tuple[bytes, int, int]:

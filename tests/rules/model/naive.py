@@ -59,15 +59,23 @@ def acquire_without_undo(request: Request, now: float) -> Flow[Any]:
 
 
 def acquire_trusting_its_undo(request: Request, now: float) -> Flow[Any]:
-    """A token is used again although nobody knows whether its undo is still on its way."""
+    """A token is used again although nobody knows whether its undo is still on its way.
+
+    And the undo does not say which grant it is to end.
+    """
+
+    def undoes(step: Any) -> bool:
+        return isinstance(step, Call) and step.script is scripts.LEAVE
+
+    def step_of(step: Any) -> Any:
+        return step._replace(args=(step.args[0], b"", *step.args[2:])) if undoes(step) else step
 
     def error_of(step: Any, error: BaseException) -> Any:
-        undoes = isinstance(step, Call) and step.script is scripts.LEAVE
-        if undoes and isinstance(error, Unanswered):
+        if undoes(step) and isinstance(error, Unanswered):
             return Answer(0, error.sent, error.now)
         return None
 
-    return changed(flows.acquire(request, now), error_of=error_of)
+    return changed(flows.acquire(request, now), step_of, error_of=error_of)
 
 
 def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
