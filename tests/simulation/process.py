@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django_redislock.rules.forms import Form
-    from django_redislock.rules.steps import Listen, Outcome, Pause
+    from django_redislock.rules.steps import Elsewhere, Listen, Outcome, Pause
     from tests.simulation.network import Line, Message, Network, Trouble
     from tests.simulation.timeline import Timeline
 
@@ -266,6 +266,10 @@ class Session(drivers.Blocking):
     def call(self, step: Call) -> Answer:
         sent, (value,) = self._ask([step], step.within, rung=bool(step.listening))
         return Answer(value, sent, self._place.clock())
+
+    def elsewhere(self, step: Elsewhere) -> Any:
+        """Perform another flow here: each process knows itself by an alias, and all are in one."""
+        return drivers.run(step.flow, Session(self._place))
 
     def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
         try:
