@@ -466,8 +466,14 @@ class Holds:
         if self._drop(hold, block=block) > 0:
             return None
         hold.backend.leases.discard(lease)
-        timeout, state = hold.terms.operation_timeout, lease.state
-        return flows.undo(lease.name, state.token, timeout, state.permit, hold.terms.limit)
+        return self._undo_of(hold)
+
+    def _undo_of(self, hold: Hold) -> Flow[bool]:
+        """The flow that ends what the server keeps of the lease of *hold*."""
+        assert hold.lease is not None
+        state, terms = hold.lease.state, hold.terms
+        timeout = terms.operation_timeout
+        return flows.undo(hold.lease.name, state.token, timeout, state.permit, terms.limit)
 
     # --- release ------------------------------------------------------------------------------
 
@@ -658,13 +664,10 @@ class Holds:
 
     def _clear_up(self, hold: Hold, reason: LostReason | None) -> Flow[None]:
         """End what the server may keep of a lost lease (R4): others would wait for that."""
-        assert hold.lease is not None
-        state, terms = hold.lease.state, hold.terms
         # A renewal that was answered too late, or never, may have kept the lease. With a limit, its
         # acquire may have arrived once more after its end, and got another permit.
-        if terms.limit > 1 or reason in {"expired", "unreachable"}:
-            timeout = terms.operation_timeout
-            yield from flows.undo(self.name, state.token, timeout, state.permit, terms.limit)
+        if hold.terms.limit > 1 or reason in {"expired", "unreachable"}:
+            yield from self._undo_of(hold)
 
     def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
         if signals.lock_released.receivers:

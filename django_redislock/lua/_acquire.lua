@@ -40,7 +40,7 @@ end
 -- include _past
 -- A waiter relies on its hand-over only after it has asked, so that can end here. A lease that was granted before is
 -- in use: this try comes late, or once more, and with a limit others have done the work meanwhile.
-local mine = value and is_of(value, token) and state_of(value)
+local mine = done_before and value and is_of(value, token) and state_of(value)
 if done_before and mine ~= 'h' then
   if mine == 'c' then
     pass_on(value)

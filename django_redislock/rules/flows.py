@@ -413,7 +413,8 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
         )
         reason = "replicas"
     if not (yield from _undo(request, answer.value.partition(b" ")[0])):
-        # The undo may still be on its way, and would end the next grant to this token.
+        # The undo may still be on its way. On a quorum, whose servers are told no fence, it would
+        # end the next grant to this token.
         raise LockUnavailable(request.name, problem, reason)
     unanswered = Unanswered(problem, answer.sent, answer.now)
     unanswered.reason = reason

@@ -94,6 +94,13 @@ SEQUENCES = {
     "busy": [acquire(OTHERS), acquire(MINE), (scripts.RELEASE, (MINE,)), (scripts.LEAVE, (MINE,))],
     "resent": [acquire(MINE), acquire(MINE, 90_000), acquire(MINE, 20_000), LOOK],
     "undone": [acquire(MINE), (scripts.LEAVE, (MINE,)), LOOK, acquire(OTHERS)],
+    "another grant undone": [
+        acquire(MINE),
+        (scripts.LEAVE, (MINE, "1")),
+        LOOK,
+        (scripts.LEAVE, (MINE, "")),
+        LOOK,
+    ],
     "renewed": [
         acquire(MINE),
         renew(MINE, 90_000, "r00002"),

@@ -164,8 +164,7 @@ class Voting:
             return (yield from self._announce(call))
         if call.script is scripts.LEAVE:
             # Each server has a fence of its own for a grant, so none is named.
-            token, *given = call.args
-            leave = call._replace(args=(token, "", *given[1:]))
+            leave = call._replace(args=(call.args[0], "", *call.args[2:]))
             return self._merged(call.script, (yield from self._leave(leave, self._servers)))
         is_enough = self._is_agreed if call.script in _WORDS else None
         (outcomes,) = yield from self._poll([call], self._servers, is_enough)

@@ -166,10 +166,12 @@ def _renew(keys: Keys, execute: Execute, token: bytes, ttl: int, count: bytes) -
     ], RENEWED
 
 
-def _release(keys: Keys, execute: Execute, token: bytes, min_hold: int = 0) -> Decision:
+def _release(
+    keys: Keys, execute: Execute, token: bytes, min_hold: int = 0, fence: bytes = b""
+) -> Decision:
     value, _, us = _read(keys, execute)
     lease = _lease_of(token, value)
-    if lease is None:
+    if lease is None or fence not in {b"", lease.fence}:
         # A resend finds that the first try has started the cooling.
         cooling = token_in(value) == token
         return [], RELEASED if cooling else _absence(keys, execute, value, token)
@@ -191,11 +193,7 @@ def _conclude(keys: Keys, execute: Execute, *args: Any) -> Decision:
 
 
 def _leave(keys: Keys, execute: Execute, token: bytes, fence: bytes = b"") -> Decision:
-    value, _, _ = _read(keys, execute)
-    lease = _lease_of(token, value)
-    if fence and lease and lease.fence != fence:
-        return [], 0
-    commands, _ = _release(keys, execute, token)
+    commands, _ = _release(keys, execute, token, fence=fence)
     return commands, int(bool(commands))
 
 

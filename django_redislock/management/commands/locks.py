@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Command(BaseCommand):
