@@ -268,6 +268,10 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     request: Request, now: float, lookout: Lookout | None = None
 ) -> Flow[Granted | Busy | Done | Finished]:
     give_up = now + request.wait
+    # All tries end in time for an undo, so that the call takes two operation timeouts at most
+    # besides its wait (R5).
+    one_try = ONE_TRY * request.operation_timeout
+    tries_end = give_up + 2 * one_try
     mode, left = request.mode, request.wait
     ticket, came_back = b"0", False
     failures, silent_since, pause = 0, now, SHORTEST_PAUSE
@@ -276,7 +280,10 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     traces = request.replicas > 0
     while True:
         try:
-            answer: Answer = yield _acquire_call(request, mode, ticket, left)
+            if tries_end - now < one_try / 4:  # The process stood still, which does not count.
+                tries_end = now + 2 * one_try
+            within = min(one_try, tries_end - now)
+            answer: Answer = yield _acquire_call(request, mode, ticket, left, within)
             now = answer.now
             if granted := _granted_by(answer, request):
                 return granted
@@ -328,12 +335,14 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 case other:
                     raise Refused(f"the server gave an answer that is not ours: {other!r}")
         except Unanswered as unanswered:
-            # Send the same token again, at least once, even with no time left to wait.
+            # Send the same token again, at least once, even with no time left to wait. But do not
+            # begin a try that would have hardly any time for its answer.
             now, traces = unanswered.now, traces or not isinstance(unanswered, NotDone)
             failures += 1
             if failures == 1:
                 silent_since = unanswered.sent
-            else:
+            ended = min(now, unanswered.sent + within)
+            if failures > 1 or tries_end - ended < one_try / 4:
                 until = min(give_up, silent_since + request.unavailable_after)
                 if now >= until and traces:
                     raise
@@ -371,7 +380,7 @@ def _granted_by(answer: Answer, request: Request) -> Granted | None:
     return granted and Granted(*granted)
 
 
-def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Call:
+def _acquire_call(request: Request, mode: str, ticket: bytes, left: float, within: float) -> Call:
     markers = request.markers.packed
     of_limit: tuple[int, ...] = ()
     script = scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE
@@ -394,7 +403,7 @@ def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Ca
             request.owner.packed,
             *of_limit,
         ),
-        ONE_TRY * request.operation_timeout,
+        within,
         request.id if mode == "queue" else "",
         request.replicas,
         patience=left,

@@ -353,6 +353,38 @@ def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
     assert stage.now < 2 * OPERATION_TIMEOUT
 
 
+@pytest.mark.proves("R5")
+@pytest.mark.parametrize("after", [0.0, 0.4, 0.8, 1.2, 1.499])
+@pytest.mark.parametrize("silent", [None, 0.01])
+def test_r5_a_late_answer_before_a_silence_does_not_prolong_a_call(
+    after: float, silent: float | None
+) -> None:
+    stage = queued(acquiring(wait=1.0)).rings("of a newer version", after=0.999)
+    queued(stage, after=after)
+    if isinstance(stage.step, Listen):
+        stage.rings()
+    tries = 0
+    while asks(stage.step):
+        tries += 1
+        stage.is_silent(after=silent)
+    assert 1 <= tries <= 2
+    with pytest.raises(LockUnavailable, match="Timeout"):
+        stage.is_silent().is_silent()
+    assert stage.now <= 1.0 + 2 * OPERATION_TIMEOUT
+
+
+@pytest.mark.proves("R5")
+def test_r5_the_time_in_which_a_process_stands_still_takes_no_try_away() -> None:
+    whole = acquiring(wait=0.0).step.within
+    stage = acquiring(wait=0.0).is_silent(after=30.0)
+    assert asks(stage.step)
+    assert stage.step.within == whole
+    stage = queued(acquiring(wait=1.0)).rings("of a newer version", after=30.0)
+    assert stage.step.within == whole
+    assert asks(stage.is_silent(after=0.0).step)
+    assert stage.step.within == whole
+
+
 def test_what_ends_with_its_wait_is_not_tried_a_third_time() -> None:
     assert undoes(acquiring(wait=0.0).is_silent(after=0.0).is_silent(after=0.0).step)
     with pytest.raises(LockUnavailable, match="READONLY"):  # And there is nothing to undo.

@@ -107,7 +107,7 @@ def acquire_confirming_by_asking(request: Request, now: float) -> Flow[Any]:
 
     def step_of(step: Any) -> Any:
         if isinstance(step, Tell):
-            return Tell(*flows._acquire_call(request, "try", b"0", 0.0)[:3])
+            return Tell(*flows._acquire_call(request, "try", b"0", 0.0, 1.0)[:3])
         return step
 
     return changed(flows.acquire(request, now), step_of)
