@@ -278,6 +278,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     # Whether the server may keep something of this acquire when it refuses a try. If it refuses the
     # WAIT behind a grant, it has carried out the grant.
     traces = request.replicas > 0
+    late = False  # Whether a try that was not answered may arrive after one that was.
     while True:
         try:
             if tries_end - now < one_try / 4:  # The process stood still, which does not count.
@@ -287,7 +288,12 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             now = answer.now
             if granted := _granted_by(answer, request):
                 return granted
-            match read_try(answer.value):
+            reply = read_try(answer.value)
+            if outcome := _end_without_lock(reply, mode, request.name):
+                if late:  # Meanwhile it may have been granted the lock, or have queued up.
+                    yield from _undo(request)
+                return outcome
+            match reply:
                 case bytes():
                     yield from _renounce(request, answer)
                 case QueuedReply() as queued if request.is_hold:
@@ -301,18 +307,11 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     failures, traces = 0, True
                     if lookout is not None and lookout.blocked_by is None:
                         lookout.blocked_by = queued.owner
-                    outcome = yield from _await_bell(request, queued, answer, give_up, lookout)
-                    if isinstance(outcome, Granted):
-                        return outcome
-                    now = outcome
+                    rung = yield from _await_bell(request, queued, answer, give_up, lookout)
+                    if isinstance(rung, Granted):
+                        return rung
+                    now = rung
                 case BusyReply() as busy:
-                    if mode != "queue" or isinstance(busy, OwnReply):
-                        return Busy(
-                            read_holding(busy.value),
-                            in_seconds(busy.left_ms),
-                            in_seconds(busy.server_ms),
-                            request.name,
-                        )
                     # Not queued, for want of scripting: bounded backoff.
                     failures = 0
                     if lookout is not None and lookout.blocked_by is None:
@@ -320,11 +319,6 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
                     pause = min(pause * 2, LONGEST_PAUSE)
-                case DoneReply() as done:
-                    at, owner = read_done(done.marker)
-                    return Done(str(owner), _since(at, in_seconds(done.server_ms)))
-                case FinishedReply() as finished:
-                    return Finished(in_seconds(finished.ago_ms))
                 case LostReply() as lost:
                     raise LockLost(request.name, lost_because(lost.why.decode()), NOT_TAKEN_UP)
                 case EndlessReply():
@@ -337,7 +331,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
         except Unanswered as unanswered:
             # Send the same token again, at least once, even with no time left to wait. But do not
             # begin a try that would have hardly any time for its answer.
-            now, traces = unanswered.now, traces or not isinstance(unanswered, NotDone)
+            now, late = unanswered.now, late or not isinstance(unanswered, NotDone)
+            traces = traces or late
             failures += 1
             if failures == 1:
                 silent_since = unanswered.sent
@@ -359,6 +354,20 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
         left = max(give_up - now, 0.0)
         if not left and mode == "queue":
             mode = "last"
+
+
+def _end_without_lock(reply: Any, mode: str, name: str) -> Busy | Done | Finished | None:
+    """The outcome of an acquire, if the reply to a try ends it without a grant."""
+    match reply:
+        case BusyReply() as busy if mode != "queue" or isinstance(busy, OwnReply):
+            left, now = in_seconds(busy.left_ms), in_seconds(busy.server_ms)
+            return Busy(read_holding(busy.value), left, now, name)
+        case DoneReply() as done:
+            at, owner = read_done(done.marker)
+            return Done(str(owner), _since(at, in_seconds(done.server_ms)))
+        case FinishedReply() as finished:
+            return Finished(in_seconds(finished.ago_ms))
+    return None
 
 
 def _since(at: float | None, now: float) -> float | None:

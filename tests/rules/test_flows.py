@@ -353,6 +353,33 @@ def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
     assert stage.now < 2 * OPERATION_TIMEOUT
 
 
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize(
+    "says",
+    [
+        [b"busy", 9000, VALUE, 9000],
+        [b"own", 9000, VALUE, 9000],
+        [b"done", b"9000|web-2:11", 9500],
+        [b"finished", b"500"],
+    ],
+    ids=lambda says: says[0].decode(),
+)
+def test_r4_a_try_that_was_not_answered_is_undone_if_a_later_one_is_granted_nothing(
+    says: list[Any],
+) -> None:
+    def answered(stage: Stage) -> Stage:
+        assert asks(stage.step)
+        return stage.answers(says)
+
+    outcome = answered(acquiring(wait=0.0)).result
+    assert outcome
+    undoing = answered(acquiring(wait=0.0).is_silent())
+    assert undoes(undoing.step)
+    assert undoing.answers(0).result == outcome
+    # A connection that was refused has carried nothing, so nothing is to be undone.
+    assert answered(acquiring(wait=0.0).turns_away()).result == outcome
+
+
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("after", [0.0, 0.4, 0.8, 1.2, 1.499])
 @pytest.mark.parametrize("silent", [None, 0.01])

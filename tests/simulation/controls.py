@@ -209,7 +209,7 @@ CONTROLS = {
     ),
     "a hand-over needs no confirmation": Control("P2", naive.HAND_OVERS_ARE_GRANTS),
     "a renewal brings a lost lease back": Control(
-        "R4", naive.RENEWALS_BRING_BACK, bounds=storm("pause", "late", "cut off"), seeds=(7,)
+        "R4", naive.RENEWALS_BRING_BACK, bounds=storm("pause", "late", "cut off"), seeds=(5,)
     ),
     "a baton is good twice": Control(
         "P3", naive.BATONS_ARE_GOOD_TWICE, bounds=STORM._replace(ends=("hands over",))
