@@ -284,6 +284,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             if tries_end - now < one_try / 4:  # The process stood still, which does not count.
                 tries_end = now + 2 * one_try
             within = min(one_try, tries_end - now)
+            due = now + within
             answer: Answer = yield _acquire_call(request, mode, ticket, left, within)
             now = answer.now
             if granted := _granted_by(answer, request):
@@ -307,6 +308,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     failures, traces = 0, True
                     if lookout is not None and lookout.blocked_by is None:
                         lookout.blocked_by = queued.owner
+                    due = give_up
                     rung = yield from _await_bell(request, queued, answer, give_up, lookout)
                     if isinstance(rung, Granted):
                         return rung
@@ -329,15 +331,16 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 case other:
                     raise Refused(f"the server gave an answer that is not ours: {other!r}")
         except Unanswered as unanswered:
-            # Send the same token again, at least once, even with no time left to wait. But do not
-            # begin a try that would have hardly any time for its answer.
+            # Send the same token again once, even with no time left to wait, unless an answer was
+            # so late that a try would have hardly any time. A step that took longer than it may
+            # takes no time from the next try: the process stood still, or many servers were asked.
             now, late = unanswered.now, late or not isinstance(unanswered, NotDone)
             traces = traces or late
+            tries_end += max(now - due, 0.0)
             failures += 1
             if failures == 1:
                 silent_since = unanswered.sent
-            ended = min(now, unanswered.sent + within)
-            if failures > 1 or tries_end - ended < one_try / 4:
+            if failures > 1 or tries_end - now < one_try / 4:
                 until = min(give_up, silent_since + request.unavailable_after)
                 if now >= until and traces:
                     raise

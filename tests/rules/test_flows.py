@@ -383,10 +383,15 @@ def test_r4_a_try_that_was_not_answered_is_undone_if_a_later_one_is_granted_noth
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("after", [0.0, 0.4, 0.8, 1.2, 1.499])
 @pytest.mark.parametrize("silent", [None, 0.01])
+@pytest.mark.parametrize("breaks", [False, True])
 def test_r5_a_late_answer_before_a_silence_does_not_prolong_a_call(
-    after: float, silent: float | None
+    after: float, silent: float | None, breaks: bool
 ) -> None:
-    stage = queued(acquiring(wait=1.0)).rings("of a newer version", after=0.999)
+    stage = queued(acquiring(wait=1.0))
+    if breaks:
+        stage.is_silent(after=0.999)  # The connection on which it listens.
+    else:
+        stage.rings("of a newer version", after=0.999)
     queued(stage, after=after)
     if isinstance(stage.step, Listen):
         stage.rings()
@@ -401,12 +406,13 @@ def test_r5_a_late_answer_before_a_silence_does_not_prolong_a_call(
 
 
 @pytest.mark.proves("R5")
-def test_r5_the_time_in_which_a_process_stands_still_takes_no_try_away() -> None:
+@pytest.mark.parametrize("still", [0.01, 0.5, 30.0])
+def test_r5_the_time_in_which_a_process_stands_still_takes_no_try_away(still: float) -> None:
     whole = acquiring(wait=0.0).step.within
-    stage = acquiring(wait=0.0).is_silent(after=30.0)
+    stage = acquiring(wait=0.0).is_silent(after=whole + still)
     assert asks(stage.step)
-    assert stage.step.within == whole
-    stage = queued(acquiring(wait=1.0)).rings("of a newer version", after=30.0)
+    assert stage.step.within == pytest.approx(whole)
+    stage = queued(acquiring(wait=1.0)).rings("of a newer version", after=1.0 + still)
     assert stage.step.within == whole
     assert asks(stage.is_silent(after=0.0).step)
     assert stage.step.within == whole
