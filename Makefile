@@ -18,10 +18,11 @@ PORT ?= 8000
 SECONDS ?= 60
 SEED ?= 1
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. ARGS choose among all
-# tests. Most tests wait for a server. With many more processes, they would wait for a processor
-# instead, of which each process takes six seconds or more to collect the tests. A process that has
-# nothing left to do takes over tests from the one that has most.
-JOBS ?= 16
+# tests. Most tests wait for a server. With more processes, they would wait for a processor instead,
+# of which each process takes six seconds or more to collect the tests; and on busy processors, short
+# leases would be lost. A process that has nothing left to do takes over tests from the one that has
+# most.
+JOBS ?= 10
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 --durations-min 5
 # These keep a processor busy. So they run by themselves, in fewer processes.

@@ -433,7 +433,7 @@ def test_a_try_for_a_long_lease_leaves_time_for_short_ones(
     assert long.acquire()
     lease = long.lease
     assert lease is not None
-    short = [distributed_lock(f"tombola:{ttl}", ttl=ttl) for ttl in (2, 2.5)]
+    short = [distributed_lock(f"tombola:{ttl}", ttl=ttl) for ttl in (3, 3.5)]
     assert all(lock.acquire() for lock in short)
     leases = [lock.lease for lock in short if lock.lease is not None]
     wait_until(lambda: all(one.renewals for one in leases))
