@@ -46,6 +46,11 @@ class Control(NamedTuple):
     bounds: Bounds = STORM
     seeds: tuple[int, ...] = (1,)  # Of which one finds it; those of the ordinary tests.
 
+    @property
+    def is_variant(self) -> bool:
+        """Whether the code is another, not only the world."""
+        return bool(self.instead) or self.patched is not nothing
+
     def world(self, plan: Plan, **options: Any) -> World:
         """A world of a plan, with this variant's scripts."""
         return World(plan, instead=self.instead, **options)
@@ -213,6 +218,12 @@ CONTROLS = {
     ),
     "a baton is good twice": Control(
         "P3", naive.BATONS_ARE_GOOD_TWICE, bounds=STORM._replace(ends=("hands over",))
+    ),
+    "a try that comes late is left behind": Control(
+        "R4",
+        patched=lambda: acquiring_by(naive.acquire_leaving_its_late_try),
+        bounds=storm("late", "answered late", limits=(1,), every=(0.5,)),
+        seeds=(20,),
     ),
     "a hand-over is not undone": Control(
         "R4",

@@ -2,8 +2,8 @@
 
 P1 to P9 and R4, R9 are those of docs/guarantees.md. What is not promised is no violation: a lease
 that an operator has ended, or that the server has lost with its data or by a clock that was set, is
-no longer the only one; a command that arrives after the undo of its acquire may leave a lease for
-one ttl.
+no longer the only one; a try that arrives after the end of its acquire may leave a lease for one
+ttl, or a place in the queue for six seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from django_redislock.rules import scripts
 from django_redislock.rules.flows import Busy
 from django_redislock.rules.options import operation_timeout
 from django_redislock.rules.replies import AcquireArgs
+from django_redislock.rules.steps import Call
 from tests.rules.model.promises import Violation, belongs, check_command, check_end
 from tests.simulation.process import CALM_AFTER
 from tests.simulation.timeline import this_thread
@@ -28,7 +29,7 @@ from tests.simulation.timeline import this_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from django_redislock.rules.steps import Call, Tell
+    from django_redislock.rules.steps import Tell
     from tests.rules.model.server import Kept, Lease
     from tests.simulation.network import Message, Trouble
     from tests.simulation.plan import Setup, Work
@@ -61,11 +62,12 @@ class Claim:
     phase: str = "asking"  # Or waiting, holding, releasing, over.
     lease: HeldLease | None = None
     under_way: int = 0  # Commands.
-    has_asked_after_its_end: bool = False  # A command came when it was given up already.
+    has_asked_after_its_end: bool = False  # A try came when it was given up, and no undo since.
     has_ended: bool = False  # An undo or a release has been carried out.
     end_was_troubled: bool = False  # One was lost, or not answered.
     end_sent_at: float | None = None
     gone_at: float | None = None  # When the server ended the lease, if its owner did not.
+    is_doubled: bool = False  # A command of it arrives twice.
     is_excused: bool = False  # It may be held by others too.
     interrupted_at: float | None = None  # By the clock of its process, less its pauses.
 
@@ -188,6 +190,7 @@ class Watch:
         """A message arrives once more."""
         for claim in self._of(message):
             claim.under_way += 1
+            claim.is_doubled = True
 
     def arrived(self, message: Message) -> None:
         """A message has arrived."""
@@ -230,8 +233,14 @@ class Watch:
     def _note(self, claim: Claim, step: Call | Tell, answer: Any, after: Kept) -> None:
         if step.script in ENDS:
             claim.has_ended = True
+            if step.script is scripts.LEAVE:
+                claim.has_asked_after_its_end = False
         elif step.script in ASKS and (claim.has_ended or claim.phase == "over"):
-            claim.has_asked_after_its_end = True
+            claim.has_asked_after_its_end |= isinstance(
+                step, Call
+            )  # Which its sender has given up.
+        elif claim.is_doubled and _is_busy(answer) and _mode(step) != "queue":
+            claim.has_ended = True  # Its sender knows of no copy that may come later.
         if claim.phase == "asking" and claim.token in after.queue:
             claim.phase = "waiting"
         if step.script not in ENDS and any(belongs(one, claim.token) for one in after.leases):

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from tests.simulation.plan import Plan
 
 SLOW = 20.0  # How many times as long messages take while the network is slow.
+LONGEST_IN_QUEUE = (
+    6.0  # Seconds that a waiter that has gone stays in the queue; see lua/_lease.lua.
+)
 LAST_WORK = 3600.0  # Seconds after the last step in which all that was begun must end.
 
 
@@ -85,7 +88,8 @@ class World:
             self._rest()
             self._go_on(end + LAST_WORK + 2 * self.plan.setup.seconds, until_all_is_done=True)
             self._check_that_all_is_done()
-            self._go_on(self.timeline.now + 3 * max(self.plan.setup.ttls.values()) + 1)
+            longest = max(*self.plan.setup.ttls.values(), LONGEST_IN_QUEUE)
+            self._go_on(self.timeline.now + 3 * longest + 1)
             self._check_that_nothing_stays()
 
     def _go_on(self, until: float, *, until_all_is_done: bool = False) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Granted, HandOver
+from django_redislock.rules.replies import is_busy
 from django_redislock.rules.scripts import Script
 from django_redislock.rules.steps import Answer, Call, Listen, Refused, Tell, Unanswered
 
@@ -94,6 +95,24 @@ def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
             return end.value
         except (Unanswered, Refused) as error:
             step = flow.throw(error)
+
+
+def acquire_leaving_its_late_try(request: Request, now: float) -> Flow[Any]:
+    """Without R4 for a try that was not answered, if a later one finds that the lock is taken."""
+    flow, is_over = flows.acquire(request, now), False
+    step, answer = next(flow), None
+    while True:
+        resume: Callable[[Any], Any] = flow.send
+        try:
+            if not (is_over and isinstance(step, Call) and step.script is scripts.LEAVE):
+                answer = yield step
+                is_over = isinstance(step, Call) and is_busy(answer.value)
+        except (Unanswered, Refused) as error:
+            resume, answer = flow.throw, error
+        try:
+            step = resume(answer)
+        except StopIteration as end:
+            return end.value
 
 
 def hand_over_without_undo(over: HandOver) -> Flow[str]:
