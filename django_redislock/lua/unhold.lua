@@ -29,7 +29,7 @@ end
 dequeue(first)
 tell_of_permits()
 local ms, left = milliseconds(clock()), call('PTTL', LOCK)
-if left > 0 then
+if left >= 0 then
   redis.pcall('ZADD', HELD, ms + left, LOCK) -- no longer to the end of the hold
 elseif left == -2 then
   redis.pcall('ZREM', HELD, LOCK)

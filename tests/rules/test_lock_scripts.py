@@ -1219,6 +1219,19 @@ def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server: Keys
     assert server.lock.startswith(token("b") + "c")
 
 
+@pytest.mark.parametrize("left", [1, 0, -2])
+def test_a_hold_that_is_ended_before_it_begins_stays_in_no_index(
+    server: Keyspace, left: int
+) -> None:
+    server.acquire("a")
+    server.hold("c", lasts=60_000)
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 60_000}
+    server.advance(TTL - left if left >= 0 else TTL + 1)
+    assert server.left == left
+    assert server.run(scripts.UNHOLD) == "by-c"
+    assert server.scores(KEYS.held) == ({KEYS.lock: server.ms + left} if left >= 0 else {})
+
+
 def test_there_is_one_hold_at_a_time(server: Keyspace) -> None:
     server.acquire("a")
     server.hold("b", lasts=8000)
