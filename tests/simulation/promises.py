@@ -236,9 +236,8 @@ class Watch:
             if step.script is scripts.LEAVE:
                 claim.has_asked_after_its_end = False
         elif step.script in ASKS and (claim.has_ended or claim.phase == "over"):
-            claim.has_asked_after_its_end |= isinstance(
-                step, Call
-            )  # Which its sender has given up.
+            # Its sender has given up a call. What it only tells, it still relies on.
+            claim.has_asked_after_its_end |= isinstance(step, Call)
         elif claim.is_doubled and _is_busy(answer) and _mode(step) != "queue":
             claim.has_ended = True  # Its sender knows of no copy that may come later.
         if claim.phase == "asking" and claim.token in after.queue:

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from tests.simulation.plan import Plan
 
 SLOW = 20.0  # How many times as long messages take while the network is slow.
-LONGEST_IN_QUEUE = (
-    6.0  # Seconds that a waiter that has gone stays in the queue; see lua/_lease.lua.
-)
+LONGEST_IN_QUEUE = 6.0  # Seconds that a waiter stays there after it has gone; see lua/_lease.lua.
 LAST_WORK = 3600.0  # Seconds after the last step in which all that was begun must end.
 
 

@@ -104,6 +104,7 @@ def acquire_leaving_its_late_try(request: Request, now: float) -> Flow[Any]:
     while True:
         resume: Callable[[Any], Any] = flow.send
         try:
+            # Instead of an undo, whose answer says nothing, it goes on with the answer before.
             if not (is_over and isinstance(step, Call) and step.script is scripts.LEAVE):
                 answer = yield step
                 is_over = isinstance(step, Call) and is_busy(answer.value)
