@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
+ALL_ASSIGNED = f"cluster_slots_assigned:{REDIS_CLUSTER_HASH_SLOTS}\r".encode()
+
 
 class Cluster(Group):
     """Masters that have the same number of slots each, and replicas of them.
@@ -262,8 +264,10 @@ class Cluster(Group):
         self.tell(former, "RESET", "HARD")
 
     def is_ready(self, server: Server) -> bool:
-        """Whether a node serves clients, and a replica has the data of its master."""
-        if b"cluster_state:ok" not in self.tell(server, "INFO"):
+        """Whether a node serves clients, knows all slots and, if a replica, has the data."""
+        info = self.tell(server, "INFO")
+        # Without "full coverage", a node serves clients before it has heard of all slots.
+        if b"cluster_state:ok" not in info or ALL_ASSIGNED not in info:
             return False
         with server.client() as client:
             info = client.info("replication")
