@@ -1,6 +1,6 @@
 """Whether server memory stays flat, however many names are locked: python -m benchmarks.names.
 
-Each is locked shortly: a lease of 1.5 s or longer is kept in the timeline for 2 days.
+Each is locked shortly: a lease of a second or longer is kept in the timeline for 2 days.
 
 It takes some minutes, so `make bench` leaves it out.
 """

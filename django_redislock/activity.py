@@ -1,4 +1,4 @@
-"""What the running code works on, such as a request or a job: a part of the owner of its locks."""
+"""What the running code works on, such as a request or a job; shown as part of a lock's owner."""
 
 from __future__ import annotations
 

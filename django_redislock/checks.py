@@ -1,6 +1,6 @@
 """System checks. Each id has a section in docs/checks.md, and is never used again.
 
-E001 to W019 judge the settings alone. E020 to W039 are findings of the doctor at the servers; only
+E001 to W019 judge the settings alone. E020 to W040 are findings of the doctor at the servers; only
 ``manage.py check --deploy`` dials them. Their texts are in doctor/ and in the file examination.py
 of a backend. From E050 on they are about tasks, in celery/checks.py.
 """

@@ -1,4 +1,4 @@
-"""Objects that cannot be under a lock, and the line to write instead."""
+"""Objects that a lock cannot decorate, and the line to write instead."""
 
 from __future__ import annotations
 

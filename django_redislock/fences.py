@@ -1,4 +1,4 @@
-"""Models that keep fences: the newest of each lock that has written, and that of single rows.
+"""Models that keep fences: the newest of each lock that has written, and those of single rows.
 
 lua/_grant.lua makes fences grow; fencing.py compares them in a database. Importing models needs
 Django's applications. Programs import them from models.py.

@@ -1,8 +1,8 @@
 """How a handle acquires and releases, and which holder each lease belongs to.
 
 A signal handler that raises may interrupt each method here between any two of its lines. So a
-method first notes what the server may have granted. An exception that leaves the method undoes the
-grant, or says that it is over.
+method first notes what the server may have granted. If an exception leaves the method, the grant
+is undone, or known to be over.
 """
 
 from __future__ import annotations

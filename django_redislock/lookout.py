@@ -1,4 +1,4 @@
-"""A waiter that holds leases looks whether its wait can ever end; see rules/circles.py."""
+"""A waiter that holds leases checks whether its wait can ever end; see rules/circles.py."""
 
 from __future__ import annotations
 

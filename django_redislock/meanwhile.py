@@ -1,7 +1,7 @@
 """Work put off until a server works on a command, while the sender has nothing else to do.
 
-To record the time of a lock costs a good part of that time. Between a command and its reply, it
-costs none.
+Recording how long a lock takes costs a good part of that time, but none between a command and its
+reply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Monitors of jobs, outside of this site: they are told when a run begins its work, and its end.
+"""Monitors of jobs, outside of this site: they are told when a run begins its work and ends.
 
 Such a monitor is a dead man's switch: it raises an alarm if it is told of a failure, or of nothing
 for too long. It is told only of runs that do the work, not of skips. So if every run is skipped, or

@@ -1,6 +1,6 @@
 """Records of the runs of jobs and tasks: how the last runs ended, which are under way.
 
-Also the call that waits in the broker's queue, of a task that is queued once at a time.
+Also the announced call that waits in the broker's queue, of a task with unique_queued.
 """
 
 from __future__ import annotations

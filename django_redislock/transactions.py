@@ -1,7 +1,8 @@
 """The transactions that this thread has open in databases: whether there are any, and their end.
 
 If a lock is released before the commit, its next holder reads the old state. So each release asks
-here whether a transaction is open. If one is, the release is logged, or put off to its end.
+here whether a transaction is open. If one is, the release is logged, or put off until that has
+ended.
 
 Nothing here opens a connection, or imports django.db into a program that does not use it.
 """

@@ -1,7 +1,7 @@
 """Two loops that perform a flow: one blocks its thread, the other awaits.
 
-Around a flow, holds.py has a blocking and an asynchronous text, too. Each backend has two kinds of
-sessions, begin() and abegin().
+Around a flow, holds.py has blocking and asynchronous code, too. Each backend has two kinds of
+sessions, and both begin() and abegin().
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Publishes the message of a run once more, with all that it said, to come later.
 
-Celery's retry makes a new message from what the task knows, and that is less. The new one shows the
-arguments that ``argsrepr`` hid, is not compressed, and names its own run as its parent.
+Celery's retry makes a new message, but the task knows less than the old one said. The new one shows
+the arguments that ``argsrepr`` hid, is not compressed, and names its own run as its parent.
 """
 
 from __future__ import annotations

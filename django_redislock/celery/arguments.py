@@ -1,4 +1,4 @@
-"""The arguments of a call, as the server of the locks keeps them for the call that stands for it.
+"""The arguments of a call, as the server of the locks keeps them for the announced call.
 
 They are serialized as the message of the call would be, and read with the same care: a worker takes
 only content that accept_content allows.

@@ -1,4 +1,4 @@
-"""System checks of tasks: options that contradict each other, or Celery's settings.
+"""System checks of tasks: options that contradict each other or Celery's settings.
 
 Each id has a section in docs/checks.md; these begin with E050 and W050.
 """

@@ -1,4 +1,4 @@
-"""Runs another program as if this process were it. It knows nothing of locks.
+"""Runs another program as if this process were it. This module knows nothing of locks.
 
 The program has our terminal, files and process group. Signals are passed on to it, and its exit
 status is ours. If this process is killed, so is the program: see tied.py.

@@ -1,4 +1,4 @@
-"""Becomes another program. When the process that started this one is gone, it is killed.
+"""Becomes another program. When the process that started this one is gone, the program is killed.
 
 A Python without site-packages runs it as a file: in a process with threads, no Python code may run
 between the fork and the exec.

@@ -2,7 +2,7 @@
 
 A handed-over lease is *unconfirmed* until an answer of the server *confirms* it: only its first
 second is certain. If no answer comes within that second, the lease is *in doubt* until the end that
-a confirmation gives it. An answered renewal makes a lease last longer; an unanswered one changes
+a confirmation would give. An answered renewal makes a lease last longer; an unanswered one changes
 nothing yet. A lease is *lost*, for a reason, when the server says so or when its end has passed,
 and it stays lost. It is *ended* when its owner no longer relies on it.
 

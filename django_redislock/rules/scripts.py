@@ -1,8 +1,8 @@
 """The operations on a lock: one Lua file each, read once.
 
-Files that begin with an underscore hold parts that several operations need; a line
-``-- include NAME`` puts one in its place. The line ``local ... = unpack(KEYS)`` says which keys an
-operation is given. If ``local ... = unpack(ARGV)`` ends with the channel, it is told that, too.
+Files that begin with an underscore hold parts that several operations need; one replaces a line
+``-- include NAME``. The line ``local ... = unpack(KEYS)`` says which keys an operation is given. If
+``local ... = unpack(ARGV)`` ends with the channel, the operation is told that, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How values stand in the name of a lock: equal values look the same in each process."""
+"""How names of locks show values: equal values look the same in each process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Performs the steps of one flow on the owner node of its lock: see rules.steps.Performer.
 
 Any other node does nothing, and names the owner node, which is then asked within the time of the
-same step. While slots move, the flow gets all other answers, and tries again with the same token.
+same step. While slots move, any other refusal goes to the flow: it tries again with the same token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which node of a cluster owns which locks: its owner node.
+"""Which node of a cluster owns which locks: the owner node of each.
 
-A node tells which slots are whose: slot_map.py. Here is kept what it has told.
+slot_map.py reads what a node tells of slots. This module keeps it.
 
-redis-py has a map of slots, too. But it asks by clients of its own, which retry behind the caller's
-back and have no common time limit (rule R5).
+redis-py has a map of slots, too. But it asks through clients of its own, which retry behind the
+caller's back and have no common time limit (rule R5).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a script may end with."""
+"""The error that a script may end with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One connection to each server of a quorum, all of them asked at the same time.
 
-A thread has an ensemble of its own for a flow. The ensemble of a task has the connections of its
-event loop. Both follow one text, see sync_and_async.py.
+A thread has an ensemble of its own for a flow. An asyncio task's ensemble has the connections of
+its event loop. Both share their code, see sync_and_async.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether sentinels can have a replica take over, and whether a master that is cut off stops."""
+"""Whether sentinels can have a replica take over, and a master that is cut off stops granting."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Asks sentinels for the master that they watch.
 
-redis-py's own Sentinel asks by clients that retry behind the caller's back and have no common time
-limit (rule R5). And it trusts the first sentinel that answers. So we use only its connections.
+redis-py's own Sentinel asks through clients that retry behind the caller's back and have no common
+time limit (rule R5). And it trusts the first sentinel that answers. So we use only its connections.
 """
 
 from __future__ import annotations
