@@ -28,7 +28,7 @@ class Baton(NamedTuple):
         """Read what :attr:`signed` wrote.
 
         Raises:
-            ValueError: It was not signed with this SECRET_KEY, or is no text.
+            ValueError: It was not signed with this SECRET_KEY, or is no text, or is newer.
         """
         if not isinstance(baton, str):
             raise ValueError(f"baton must be what hand_over() returned, not {baton!r}.")

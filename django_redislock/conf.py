@@ -41,7 +41,7 @@ class Conf:
     replicas_ack: int = 0
     unavailable_after: float | None = None  # None: the operation timeout.
     release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
-    records: int = 10_000  # For how many locks the records of task runs are kept.
+    records: int = 10_000  # For how many locks the records of runs are kept.
     records_for: float = 30 * 86_400.0  # How long, after the last run.
     timeline: int = 40  # How many earlier leases of each lock are kept.
     longest_retry_after: float = 30.0  # For LockErrorsMiddleware, while somebody holds the lock.

@@ -248,7 +248,7 @@ def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any)
         How many rows were updated, and how many were refused.
 
     Raises:
-        LockLost: The lease has ended. Nothing was written.
+        LockLost, LockUnavailable: See Lease.ensure_held(). Nothing was written.
         TypeError: The model has no field for the fence, *values* has one, or *lease* is no lease.
     """
     if not hasattr(lease, "ensure_held"):

@@ -1,6 +1,7 @@
 """The locks that are held right now, for programs: list, look, force a release, hold.
 
-The admin page and ``manage.py locks`` are made of these.
+The admin page and ``manage.py locks`` are made of these. They raise ImproperlyConfigured if the
+settings of the alias are wrong.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ class Waiter(Jsonable):
 class PastLease(Jsonable):
     """A lease that has ended.
 
-    The server notes leases that lasted a second, were renewed, were released by force, or were a
-    task's.
+    The server notes leases that lasted a second, were renewed, handed over or released by force, or
+    were a job's.
     """
 
     id: str

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logs.logger("django_redislock")
 
-# Leases at least this long, in seconds, and those of tasks are noted in the timeline of a lock.
+# Leases at least this long, in seconds, and those of jobs are noted in the timeline of a lock.
 # Shorter ones would push these out, and a note would cost more than the release itself.
 NOTED_FROM = 1.0
 # Values of RELEASE_BEFORE_COMMIT with which a release before the commit is logged.

@@ -46,7 +46,7 @@ def parse_duration(text: str) -> float:
     """Seconds from 90, 90s, 10m, 1h30m or 2d.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: It is none of these, or longer than a hundred years.
     """
     if re.fullmatch(r"\d+(\.\d+)?", text):
         text += "s"

@@ -25,7 +25,7 @@ class JointLease(Lease):
 
     Attributes:
         name: All names, in the order in which they were taken.
-        fence: The greatest of *fences*. It compares only leases of the same names.
+        fence: The greatest of *fences*. Comparable only between leases of the same names.
         parts: The lease of each name. Each is renewed by itself, and operators see each as a row.
     """
 

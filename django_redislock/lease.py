@@ -57,7 +57,7 @@ class Watches(Protocol):
 
 
 class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
-    """The leases that a process relies on, by name: one, or more after a loss.
+    """The leases that a process relies on, by name: one, or more after a loss or with a limit.
 
     References are weak: a lease that the program has dropped must not be renewed. Signal handlers
     and destructors may change the dict at any point, so each change is one step of the dict,
@@ -251,8 +251,9 @@ class Lease:
 
         Raises:
             LockLost: The lease has ended.
-            LockUnavailable: The server did not answer. It is asked only with *verify*, or while
-                nobody knows whether a hand-over was confirmed.
+            LockUnavailable: The server did not or could not answer. It is asked only with *verify*,
+                or while nobody knows whether a hand-over was confirmed; in the latter case an event
+                loop's thread gets this error without asking.
         """
         is_in_doubt = self._is_in_doubt()
         if not verify and is_in_doubt and running_loop() is not None:
@@ -283,8 +284,8 @@ class Lease:
 
         Raises:
             LockLost: The lease has ended, or max_hold is over.
-            LockUnavailable: The server did not answer; the lease may still be held, and its next
-                renewal asks for the longer ttl again.
+            LockUnavailable: The server did not or could not answer; the lease may still be held,
+                and its next renewal asks for the longer ttl again.
             ValueError: The ttl is no duration, or is shorter than that of the lease.
         """
         self._backend.run(self.renewing(self._checked(ttl)))
@@ -298,8 +299,8 @@ class Lease:
 
         Write ``task.delay(..., baton=lease.hand_over())``, or ``with take_up(baton) as lease:`` in
         any process with the same settings. Nobody else gets the lock meanwhile, and the new lease
-        has a greater fence. The old lease is over at once, also if an error is raised. The end of
-        its block does nothing more, and its min_hold does not count.
+        has a greater fence. The old lease is over at once, except after LockMisuse and ValueError.
+        The end of its block does nothing more, and its min_hold does not count.
 
         Args:
             within: How long the baton is good, in seconds or as a timedelta. After that the next
@@ -310,11 +311,12 @@ class Lease:
 
         Raises:
             LockLost: The lease had ended before.
-            LockUnavailable: The server did not or could not answer. The lock is released.
+            LockUnavailable: The server did not or could not answer. The lock is released, at the
+                latest when the lease or the baton runs out.
             LockMisuse: A transaction is open; or a reentrant acquire or the run of a job holds the
-                lease; or the backend is a quorum; or it is called in a thread whose event loop
-                runs.
-            ValueError: *within* is no duration.
+                lease; or it is of several locks; or the backend is a quorum; or it is called in a
+                thread whose event loop runs.
+            ValueError: *within* is no duration, or too short.
         """
         if running_loop() is not None and must_not_block():
             raise misuse.blocks_the_loop(self.name, "`await lease.ahand_over()`")
@@ -338,8 +340,8 @@ class Lease:
         """Call *callback* with this lease, once, when it is lost; at once if it is lost already.
 
         The callback runs in a thread of its own, so it cannot delay the renewal of other leases. If
-        the lease is lost already, it runs in this thread. What it raises is logged, also by
-        sys.exit(), which cannot end the process from that thread.
+        the lease is lost already, it runs in this thread. What it raises is logged; so is
+        SystemExit, which cannot end the process from a thread of its own.
 
         Raises:
             TypeError: *callback* is no function, or a coroutine or generator function.
@@ -388,8 +390,11 @@ class Lease:
         Raises:
             StaleFence: A later lease has claimed its fence. Nothing was written in this block.
             LockLost: The lease has ended. At the end of the block, all is rolled back.
+            LockUnavailable: See ensure_held(). All is rolled back.
             LockMisuse: A transaction is open already, and would be committed after the release; or
-                it is called in a thread whose event loop runs; or the table is missing.
+                autocommit is off; or it is called in a thread whose event loop runs; or the table
+                is missing; or a lease of another alias has written.
+            TransactionManagementError: The body has caught an error that rolls all back.
             ValueError: There is no such database.
         """
         from django_redislock import fencing

@@ -108,16 +108,17 @@ def distributed_lock(
         max_hold: How long the lease is renewed at most, so that a body that hangs does not keep the
             lock for ever.
         min_hold: After a success the lock stays taken at least this long, counted from the grant.
+            None means 0.
         reentrant: Whether a thread or asyncio task that holds the lock may take it again. With a
             limit, it has the same permit then; without reentrant, it may take a second permit.
         limit: How many holders the lock has at most, 1 to 1,000. Each has a lease of its own, for
             the permit with the number ``lease.permit``. All permits share one queue: first come,
             first served. Write the same limit wherever the lock is taken. With several names, each
             has this limit.
-        limits: In place of names and a limit: locks with a limit each; all are taken or none. Write
-            the narrowest first, so that nobody keeps a wide one while waiting for a narrow one.
-            Write the same order everywhere. Above a function, names are format strings over its
-            arguments, and a number may be a function of them.
+        limits: In place of names and a limit: locks with a limit each. Write the narrowest first,
+            so that nobody keeps a wide one while waiting for a narrow one. Write the same order
+            everywhere. Above a function, names are format strings over its arguments, and a number
+            may be a function of them.
         using: Alias in REDISLOCK.
         atomic: Whether the block is a transaction too, see Lease.atomic(); a string is the alias in
             DATABASES. The commit comes before the release.
@@ -126,7 +127,8 @@ def distributed_lock(
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
-        ValueError: An argument is of the wrong type or out of range.
+        TypeError: There is no name, or an argument is unknown.
+        ValueError: An argument is of the wrong type or out of range, or excludes another.
     """
     given = ttl, wait, renew, max_hold, min_hold, reentrant, using, atomic, release_on_commit, limit
     try:
@@ -155,7 +157,9 @@ def distributed_lock(
 class Lock(Holds):
     """A handle on a lock, made by distributed_lock(). Threads and asyncio tasks may share it.
 
-    Each acquire, and each entry of a block, has a lease of its own and ends only that.
+    Each acquire, and each entry of a block, has a lease of its own and ends only that. Entering a
+    block raises LockTimeout if the wait runs out, and what acquire() raises. Leaving it after a
+    loss raises LockLost, unless the body has raised or atomic has committed.
     """
 
     __slots__ = ()
@@ -201,11 +205,13 @@ class Lock(Holds):
 
         Raises:
             LockUnavailable: The server did not or could not answer; never means "busy".
-            LockMisuse: This thread or asyncio task holds the lock already; or the call would block
-                the event loop of its thread; or a transaction is open, and RELEASE_BEFORE_COMMIT is
-                "error"; or autocommit of a database is off, and Django would not tell
-                release_on_commit of a commit.
+            LockMisuse: The wait would never end, say since this thread or asyncio task holds the
+                lock already; or the call would block the event loop of its thread; or *atomic*
+                needs a block; or this process takes the lock both with a limit and without; or a
+                transaction is open, and RELEASE_BEFORE_COMMIT is "error"; or autocommit of a
+                database is off, and Django would not tell release_on_commit of a commit.
             LockLost: The acquire is reentrant, and the lease was lost.
+            ImproperlyConfigured: REDISLOCK has no such alias, or something about it is wrong.
         """
         # Not isinstance(): after C code, Python may run a signal handler that raises (Ctrl-C, a
         # time limit). Then nobody would know of the new lease, and it would be renewed for ever. A
@@ -219,9 +225,10 @@ class Lock(Holds):
     # --- release ------------------------------------------------------------------------------
 
     def release(self, success: bool = True) -> None:
-        """End the lease. When this returns, the next waiter has the lock.
+        """End the lease. When this returns, the next waiter has the lock, unless min_hold keeps it.
 
-        With release_on_commit, the lease ends only when an open transaction is over.
+        The lease goes on while an outer acquire holds it or, with release_on_commit, a transaction
+        is open.
 
         The lease is that of this thread or asyncio task. If there is none, and the handle holds
         exactly one lease, that one ends.
@@ -231,8 +238,8 @@ class Lock(Holds):
 
         Raises:
             LockLost: The lease was lost before.
-            LockUnavailable: The server did not answer. The lease is not held any more, and ends
-                on the server within one ttl.
+            LockUnavailable: The server did not or could not answer. The lease is not held any
+                more, and ends on the server within one ttl.
             LockMisuse: There is no such lease, or it belongs to the parent process. Or autocommit
                 of a database was switched off since, so release_on_commit did not wait.
         """
@@ -309,7 +316,7 @@ class Lock(Holds):
     def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
         # Only a body that succeeded is told of a loss; the exception of another must not be masked.
         # An unanswered release is no news, since the lease ends by itself. With atomic, the commit
-        # has succeeded, so LockLost, by which nothing was written, must not be raised.
+        # has succeeded, so LockLost would wrongly say that nothing was written.
         is_committed = self._options.atomic is not None and isinstance(error, LockLost)
         if success and not is_committed and not isinstance(error, LockUnavailable):
             raise error
@@ -319,7 +326,14 @@ class Lock(Holds):
     # --- decorator ----------------------------------------------------------------------------
 
     def __call__(self, function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-        """Decorate a function or coroutine function: each call is made under the lock."""
+        """Decorate a function or coroutine function: each call is made under the lock.
+
+        Raises:
+            TypeError: It is neither, or its body would run after the call, or *atomic* meets a
+                coroutine function.
+            LockMisuse: *release_on_commit* meets a coroutine function.
+            InvalidLockName: The name uses an argument that the function does not take.
+        """
         line = f"@distributed_lock({self._written})"
         check_decorated(function, line)
         options = self._options
@@ -363,7 +377,7 @@ class Lock(Holds):
     def locked(self) -> bool:
         """Whether the lock is taken on the server: held, or cooling down.
 
-        With a limit: whether all permits are taken.
+        With a limit: whether all permits are taken. Of several locks: whether one is taken.
 
         Raises:
             LockUnavailable: The server did not or could not answer.

@@ -1,7 +1,7 @@
 """Work put off until a server works on a command, while the sender has nothing else to do.
 
-Recording how long a lock takes costs a good part of that time, but none between a command and its
-reply.
+Recording how long a lock takes would lengthen that time a good deal, but not between a command and
+its reply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logs.logger("django_redislock")
 
-MOST = 100  # If more waits, nobody sends commands: locks in memory have no server.
+MOST = 100  # More waits only without commands: locks in memory have no server.
 
 
 class PutOff:

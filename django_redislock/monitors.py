@@ -53,10 +53,9 @@ class Monitor:
     Each method runs in a thread of its own. What it raises is logged, and never makes a run fail.
 
     Attributes:
-        timeout: Seconds, or a timedelta, that the end of a run waits, after the release, until the
-            monitor is told.
-            A task waits only while its time limits leave a second. The monitor is told later too,
-            if the process lives.
+        timeout: Seconds, or a timedelta, that the end of a run waits at most, after the release,
+            until the monitor is told. A task waits only while its time limits leave a second. The
+            monitor is told later too, if the process lives.
     """
 
     timeout: float | timedelta = 5.0
@@ -65,7 +64,7 @@ class Monitor:
         """A run has got its lock, and its body begins."""
 
     def succeeded(self, run: Run, took: float) -> None:
-        """A run has ended well, *took* seconds after its begin, and its lock is released."""
+        """A run has ended well, *took* seconds after its start, and its lock is released."""
 
     def failed(self, run: Run, took: float, error: BaseException | None) -> None:
         """A run has raised *error*; None if it has lost its lock before its end."""
@@ -75,7 +74,7 @@ class Ping(Monitor):
     """Tells a URL of starts, successes and failures, by the protocol of healthchecks.io.
 
     ``Ping("https://hc-ping.com/<uuid>")`` requests that URL after a success. It adds ``/start`` at
-    the begin, and ``/fail`` with a line of text after a failure. Each request has the id of the run
+    the start, and ``/fail`` with a line of text after a failure. Each request has the id of the run
     in ``rid``. Any service with the same protocol will do.
     """
 
@@ -266,7 +265,7 @@ class CheckIns:
             one.tell(None)
 
     def wait(self, most: float = math.inf) -> None:
-        """Wait until all are told, but not beyond their timeouts, nor *most* seconds."""
+        """Wait until all are told, but no longer than their timeouts or *most* seconds."""
         wait([one.done for one in self._told], min(most, self._patience))
         self._complain_of_silence()
 
@@ -278,7 +277,7 @@ class CheckIns:
 
     @property
     def _patience(self) -> float:
-        # While the begin is still being told, it has its own time, and the end has its own after
+        # While the start is still being told, it has its own time, and the end has its own after
         # it.
         return max(_timeout_of(one.monitor) * (1 if one.has_begun else 2) for one in self._told)
 
@@ -293,7 +292,7 @@ class _Telling:
 
     Attributes:
         done: Done when all is told.
-        has_begun: Whether telling it of the begin is over, well or not.
+        has_begun: Whether telling it of the start is over, well or not.
     """
 
     has_begun = False

@@ -54,7 +54,7 @@ def post(url: str, body: bytes, timeout: float) -> bytes:
 
 
 class _Redirected(urllib.request.HTTPRedirectHandler):
-    """Posts to where a redirect leads. urllib refuses a 308, and gets what a 301 or 302 names."""
+    """Posts to where a redirect leads. urllib refuses a 308, and follows a 301 or 302 by GET."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str

@@ -108,7 +108,7 @@ def is_gone(host: str, pid: int | None) -> bool:
 
 
 def pass_on_interrupt(error: BaseException) -> None:
-    """Raise the error of a signal handler that *error* is, or that a client made it of, if one is.
+    """If *error* is that of a signal handler, or a client made it from one, raise the handler's.
 
     Call it where *error* is caught.
 

@@ -108,8 +108,9 @@ lease_endangered = _Reentrant()
 lock_lost = _Reentrant()
 #: An operator ended a lease. Arguments: name, using, id, holder, by. The template is the name.
 lock_force_released = _Reentrant()
-#: The body of a job begins. Sender: the task, the function with its lock, or the command.
-#: Arguments: job, name (the lock), using, task_id (or None), lease (None without the lock).
+#: The body of a job begins. Sender: the task, the function with its lock, or the command; None of
+#: run_job(). Arguments: job, name (the lock), using, task_id (or None), lease (None without the
+#: lock).
 run_started = _Reentrant()
 #: The run of that body is over, and its lock is released. Sender and arguments: as of run_started;
 #: outcome (see jobs.run.RunOutcome), took (seconds, with the release).

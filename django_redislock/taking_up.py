@@ -40,7 +40,7 @@ def take_up(
     Use it as ``with take_up(baton) as lease:``, as ``async with``, or by its ``acquire()`` and
     ``release()``. The lease has a greater fence than the one that was handed over. Making the lock
     does no I/O, and taking it up never waits. A baton can be taken up once: entering the block, or
-    ``acquire()``, raises LockLost if it was taken up before, or is too old.
+    ``acquire()``, raises LockLost if it was taken up before, is too old, or was released by force.
 
     Args:
         baton: The result of ``hand_over()``.
@@ -48,8 +48,8 @@ def take_up(
             lease that is taken up. Durations count from then on.
 
     Raises:
-        ValueError: The baton was changed, or signed with another SECRET_KEY; or an argument is of
-            the wrong type or out of range.
+        ValueError: The baton was changed, signed with another SECRET_KEY, or made by a newer
+            version; or an argument is of the wrong type or out of range.
     """
     read = Baton.read(baton)
     given = ttl, 0, renew, max_hold, min_hold, False, read.alias, atomic, release_on_commit

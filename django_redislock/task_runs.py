@@ -55,7 +55,7 @@ BECAUSE_OF = "\n"  # In a note of a skip, between the reason and the other owner
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Jsonable):
-    """A run of a task, or one that was skipped or abandoned."""
+    """A run of a job, or one that was skipped or abandoned."""
 
     at: float  #: When it ended, or else began, in seconds since the epoch by the server's clock.
     ago: float
@@ -91,7 +91,7 @@ class Run(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Jsonable):
-    """What became of the task runs under one lock. None: no such run is known.
+    """What became of the runs under one lock. None: no such run is known.
 
     Attributes:
         name: The lock.
@@ -102,7 +102,7 @@ class Record(Jsonable):
         last_abandoned: The last call that give_up_after did not start again.
         last_unended: The last run that began and never reported its end, though its lease is over:
             its process was killed, or it lost the lease.
-        skips: How many runs were skipped since the last success.
+        skips: How many runs were skipped since the last success, without duplicates.
         under_way: The runs that hold the lock right now; several if the task has a limit.
         skipped_at: When the last runs were skipped, in seconds since the epoch by the server's
             clock, the oldest first: 30 at most, and no duplicates.

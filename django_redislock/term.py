@@ -102,7 +102,7 @@ class Term:
 
         Raises:
             LockLost: The term is over.
-            LockUnavailable: The server was asked, and did not answer.
+            LockUnavailable: See ``Lease.ensure_held()``.
             LockMisuse: No block has begun yet.
         """
         lease = self._begun()
@@ -112,7 +112,8 @@ class Term:
     def on_lost(self, callback: Callable[[Term], object]) -> None:
         """Call *callback* with this term, once, when it is lost; at once if it is lost already.
 
-        The callback runs in a thread of its own. What it raises is logged.
+        The callback runs in a thread of its own, or in this one if the term is lost already. What
+        it raises is logged.
 
         Raises:
             LockMisuse: No block has begun yet.

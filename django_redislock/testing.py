@@ -69,7 +69,13 @@ class LockTestKit:
         owner: Owner = OTHER,
         limit: int | None = None,
     ) -> Iterator[None]:
-        """Let another machine hold the lock *name*, or a permit of it, during the block."""
+        """Let another machine hold the lock *name*, or a permit of it, during the block.
+
+        Its lease ends after *ttl* (seconds or a timedelta), since nobody renews it.
+
+        Raises:
+            AssertionError: The lock is held already.
+        """
         backend = backends[using]
         ttl = seconds_of(ttl, "ttl", least=SHORTEST_TTL)
         limit = None if limit is None else number(limit, "limit", MOST_PERMITS)
@@ -91,6 +97,10 @@ class LockTestKit:
         """Let the holder of the lock *name* in this process lose it, and return its lease.
 
         on_lost callbacks and the lock_lost signal fire as they would.
+
+        Raises:
+            AssertionError: Nobody in this process holds it.
+            ValueError: There is no such reason.
         """
         if reason not in get_args(LostReason):
             known = ", ".join(map(repr, get_args(LostReason)))

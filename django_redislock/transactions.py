@@ -46,7 +46,7 @@ def _used() -> list[BaseDatabaseWrapper]:
 class _ThisThread(threading.local):
     @cached_property
     def connections(self) -> list[BaseDatabaseWrapper]:
-        """The list of _used(), kept: to make it takes longer than a release may."""
+        """The list of _used(), kept: making it takes longer than a release may."""
         if "django.db" in sys.modules and not _listening:
             _listen()
         return _used()

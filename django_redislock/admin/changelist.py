@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 LOADED = 1000  # Up to so many locks are loaded at once; if there are more, page by page.
-SORTED = 5000  # If there are more, so many are looked at for a filter or an order.
+SORTED = 5000  # If there are more, at most so many are loaded for a filter or an order.
 MOST_CHOICES = 50
 FREE = "free"  # A choice beside the states of held locks.
 

@@ -37,7 +37,7 @@ STATES = {
 
 
 def name(text: str) -> SafeString:
-    """A lock's name, with unprintable characters written out. It cannot turn its neighbours."""
+    """A lock's name, with unprintable characters written out. It cannot reverse its neighbours."""
     shown = visible(text)
     return format_html('<bdi class="redislock-name" title="{}">{}</bdi>', shown, breakable(shown))
 

@@ -15,7 +15,7 @@ except ImportError as error:
     if error.name != "hiredis":
         raise
     # Raised again where the backend is named. Django drops the error of importing an app, imports
-    # the app once more, and fails at the half that is there.
+    # the app once more, and fails at its half-imported modules.
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

@@ -101,14 +101,14 @@ class Backend(ABC):
 
     @property
     def _records_in_an_index(self) -> int:
-        """How many locks have records in one index of the server."""
+        """How many locks may have records in one index."""
         most = self.conf.records
         # Names are not spread quite evenly.
         return max(math.ceil(most / BUCKETS), FEWEST_IN_A_BUCKET) if self.in_buckets else most
 
     @property
     def most_records(self) -> int:
-        """How many locks have records of task runs on the server; on a cluster about so many."""
+        """How many locks may have records of runs on the server; on a cluster about so many."""
         return self._records_in_an_index * (BUCKETS if self.in_buckets else 1)
 
     def __repr__(self) -> str:
@@ -281,7 +281,7 @@ class Backend(ABC):
         return self._indexed("held", limit, offset, latest_first=latest_first)
 
     def ran_permits(self, limit: int) -> Indexed:
-        """The locks of tasks, the last to run first: all permits of a name are one."""
+        """The locks of jobs, the last to run first: all permits of a name are one."""
         return self._indexed("ran", limit, 0, latest_first=True)
 
     def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:

@@ -50,7 +50,7 @@ class Backends(dict[str, Backend]):
         """During the block, have *source* make all backends anew; then the former ones are back.
 
         For tests: the settings do not matter, even if they change meanwhile. If they differ after
-        the block, the former backends are not theirs, so they do not come back.
+        the block, the former backends do not come back.
         """
         before, setting = (self._source, dict(self)), _setting()
         self._source = source

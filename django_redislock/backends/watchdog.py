@@ -33,7 +33,7 @@ logger = logs.logger("django_redislock.watchdog")
 
 GRAIN = 1 / 64  # Seconds: leases due within the same grain are renewed in one batch.
 SOONEST_RETRY = 0.02  # Seconds after a renewal that was not answered.
-TRIES_TO_CONFIRM = 4  # Each try to confirm a grant gets this part of the time that is left.
+TRIES_TO_CONFIRM = 4  # Each try to confirm a grant gets the time left, divided by this.
 SHORTEST_TRY = 0.05  # Seconds.
 MOST_NEW = 1000  # New leases after which the thread wakes, and drops those that are over.
 # Seconds for which the thread expects new leases that are as short as earlier ones.
@@ -202,8 +202,8 @@ class Watchdog:
         try:
             self._renew(due)
         except Exception:
-            # A bug of ours must not cost the other leases their renewal, nor a handler of the
-            # project's that raises, which meets this record as well.
+            # Neither a bug of ours may cost the other leases their renewal, nor a project's handler
+            # that raises; such a handler gets this record, too.
             for lease in due:
                 self.watch(lease, self._backend.clock() + SOONEST_RETRY)
             extra = logs.of(alias=self._backend.alias)
@@ -371,7 +371,7 @@ class Watchdog:
     def _time_before_others(self, now: float, *, expecting: bool) -> float:
         """Seconds until another lease needs the thread, or else might have no try left.
 
-        A lease needs the thread one time for a try after it is due.
+        A due lease can wait for as long as one try may take.
 
         Args:
             now: The time.
@@ -380,7 +380,7 @@ class Watchdog:
         """
         ends = [one.entries[0].when + one.time_for_one_try - now for one in self._waiting(now)]
         if expecting:
-            # A lease acquired now is due after a third of its ttl, that is two times for a try.
+            # A lease acquired now is due after ttl / 3: at least twice the time for a try.
             ends += [3 * queue.time_for_one_try for queue in self._queues.values()]
         return max(min(ends, default=math.inf), SHORTEST_TRY)
 

@@ -77,8 +77,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     single_instance: Mapping[str, Any] = {}
 
-    # Whether to report STARTED. Celery's own track_started is switched off: it reports before the
-    # lock is asked for. So it overwrites the result of a finished run that is delivered again.
+    # Whether to report STARTED. Celery's own track_started is switched off: it would report before
+    # the lock is asked for, and overwrite the result of a finished run that is delivered again.
     reports_start = False
 
     single_instance_options: ClassVar[SingleInstance] = SingleInstance()  # The same, checked.
@@ -180,7 +180,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """The keyword arguments of a call, without the baton, and the options that carry it.
 
-        Both are the same ones if the task has an argument of that name.
+        Both are unchanged if the task has an argument of that name.
 
         Raises:
             LockMisuse: The baton is of another lock.
@@ -214,6 +214,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
         A keyword argument ``baton``, unless the task has one itself, is a baton from
         ``hand_over()``: the run goes on with that lease.
+
+        Raises:
+            LockMisuse: The baton is of another lock.
+            ValueError: It is no valid baton.
+            ImproperlyConfigured: unique_queued is "newest", and a majority of servers decides.
         """
         given = options
         if kwargs and "baton" in kwargs:
@@ -397,7 +402,7 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
         monitor: A Monitor of django_redislock.monitors, or a list of them, such as
-            ``Ping(url)`` or ``Sentry("nightly")``. It is told the begin and the end of each run
+            ``Ping(url)`` or ``Sentry("nightly")``. It is told of the start and end of each run
             that is not skipped; the lock does not wait for it.
         abort_on_lost: Whether, once the lease is lost, the next current_lease(), self.lease or
             ensure_held() ends the body with LockLost.
@@ -420,8 +425,10 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             DATABASES. The commit comes before the release.
 
     Raises:
-        TypeError, ValueError: An option is unknown, of the wrong type or out of range.
-        InvalidLockName: The key names an argument that the task does not take.
+        TypeError, ValueError: An option is unknown, of the wrong type, out of range or useless with
+            the others; or the decorated object is no function, or its body runs after the call.
+        InvalidLockName: The key cannot be a lock's name, or uses an argument that the task does not
+            take.
     """
     if callable(first) or isinstance(first, classmethod | property):
         return _make_task(first, {})

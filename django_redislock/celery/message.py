@@ -1,4 +1,4 @@
-"""The content of a message beside the task's arguments, and how its broker will treat it."""
+"""The content of a message besides the task's arguments, and how its broker will treat it."""
 
 from __future__ import annotations
 

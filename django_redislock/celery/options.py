@@ -197,7 +197,7 @@ def _is_behaviour(value: Any) -> bool:
     return callable(value) or hasattr(value, "__get__")
 
 
-# What Celery's decorators take beside the attributes of a task: options of their own, those of
+# What Celery's decorators take besides the attributes of a task: options of their own, those of
 # autoretry, and those for publishing (celery.app.task.extract_exec_options).
 _CELERYS_OPTIONS = frozenset(
     {

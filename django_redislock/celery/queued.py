@@ -204,10 +204,10 @@ def _said(
 
 
 def _retract_ended(sender: Any = None, state: Any = None, retval: Any = None, **other: Any) -> None:
-    """In a worker: a message was worked off, perhaps without a run, as if before_start() fails."""
+    """In a worker: a message was processed, perhaps without a run, as when before_start() fails."""
     if not sender.request.headers:
         return
-    # Without a state, the worker is being ended.
+    # Without a state, the worker is shutting down.
     is_given_back = state is None or (isinstance(retval, Reject) and retval.requeue)
     # Without acks_late the message is acknowledged already, so the broker has none to deliver.
     comes_back = is_given_back and acks_late(sender)
@@ -221,7 +221,7 @@ def _retract_unstarted(
     """In a worker: a message has expired, or was revoked, before it started; or else it *fails*."""
     ours = hasattr(sender, "single_instance_options")
     if ours and (name := carried(request.headers).get("queued")):
-        # A second delivery of a message that was worked off is executed if the first has failed.
+        # A second delivery of a message that was processed is executed if the first has failed.
         keeps = fails and acks_late(sender)
         retract(sender, name, request.id, keep=sender.recognised_for if keeps else 0.0)
 

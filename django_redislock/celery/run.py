@@ -151,7 +151,7 @@ class TaskRun(JobRun):
         self.task, self.request = task, request
         self.id = str(request.id or "")  # "" if it is called directly.
         deferred = _deferred(request) if request.headers else ""
-        # execute() makes its name, and retracts the call if that fails: a key function may not take
+        # execute() makes its name, and retracts the call if that fails: a key function may refuse
         # the arguments as the broker gives them back.
         super().__init__(
             Activity(task=task.name, task_id=self.id, deferred=deferred),

@@ -64,7 +64,7 @@ class Locks(HealthCheck):  # type: ignore[misc] # the package has no types
         return visible(f"The server {server} did not answer within {most:g} s.")
 
     async def _ask(self, alias: str, most: float) -> str:
-        # Two tries, each of a third of the ttl, unless OPTIONS have a socket_timeout.
+        # At most two operation timeouts, each ttl/3, unless OPTIONS have a socket_timeout.
         ttl = max(1.2 * most, SHORTEST_TTL)
         try:
             lock = distributed_lock(PROBE, ttl=ttl, wait=0, renew=False, using=alias)

@@ -22,9 +22,10 @@ class Load(NamedTuple):
 def loads(using: str) -> list[Load]:
     """The load of each server of an alias; empty if locks are kept in memory.
 
+    Also empty on a cluster of which no node is known yet.
+
     Raises:
         ImproperlyConfigured: Something about the alias is wrong.
-        LockUnavailable: No node of a cluster answers, so its nodes are unknown.
     """
     backend = backends[using]
     with backend.servers() as by_place:

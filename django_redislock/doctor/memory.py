@@ -39,7 +39,7 @@ def eviction(server: Server) -> Iterator[Finding]:
 
 
 def memory(server: Server) -> Iterator[Finding]:
-    """Whether memory is left for locks, and whether records of task runs may fill it."""
+    """Whether memory is left for locks, and whether records of runs may fill it."""
     used, limit = server.number("used_memory"), server.number("maxmemory")
     if limit and used >= NEARLY_FULL * limit:
         yield Finding(

@@ -24,7 +24,7 @@ PROBE = "django_redislock.doctor"  # A lock that is taken and released to see wh
 _CONNECTION = "auth eval evalsha hello info ping publish select subscribe"
 # For listings: `manage.py locks`, the admin.
 _LISTINGS = "zcount zrange"
-# Of those, and of the commands that scripts call: used on clusters only, and never used there.
+# Commands that are used on clusters only, and those never used there.
 _ON_CLUSTERS = {"asking", "cluster|slots", "spublish", "ssubscribe"}
 _NOT_ON_CLUSTERS = {"publish", "select", "subscribe"}
 

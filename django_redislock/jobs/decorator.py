@@ -162,13 +162,13 @@ def single_instance(
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "run" runs without the lock.
         monitor: A Monitor of django_redislock.monitors, or a list of them, such as
-            ``Ping(url)`` or ``Sentry("nightly")``. It is told the begin and the end of each run
+            ``Ping(url)`` or ``Sentry("nightly")``. It is told of the start and end of each run
             that is not skipped; the lock does not wait for it.
 
     Raises:
-        TypeError, ValueError: An argument is unknown, of the wrong type or out of range; or the
-            decorated object is no function, or its body runs only after the call, or the lock would
-            be named after a class.
+        TypeError, ValueError: An argument is unknown, of the wrong type, out of range or useless
+            with the others; or the decorated object is no function, or its body runs only after the
+            call, or the lock would be named after a class or a lambda.
         InvalidLockName: The name cannot be a lock's name, or uses an argument that the function
             does not take.
     """

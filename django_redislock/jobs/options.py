@@ -78,7 +78,8 @@ class JobOptions:
 
         Raises:
             TypeError: An option is not known.
-            ValueError: One is of the wrong type or out of range; the message names it.
+            ValueError: One is of the wrong type, out of range or useless with the others; the
+                message names it.
         """
         if unknown := sorted(set(raw) - cls.names()):
             raise TypeError(cls.unknown(unknown))

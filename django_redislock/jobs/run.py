@@ -64,7 +64,7 @@ def current_lease() -> Lease | None:
     """The lease under which the body of the current run is executed; None outside of one.
 
     Raises:
-        LockLost: The job is a task with abort_on_lost, and its lease is lost.
+        LockLost, LockUnavailable: The job is a task with abort_on_lost; see Lease.ensure_held().
     """
     run = running.get()
     if run is None or run.lease is None:
@@ -177,6 +177,7 @@ class JobRun:
             LockTimeout: The lock is not free, and on_conflict is "raise".
             LockUnavailable: The server did not or could not answer, and on_unavailable is "raise".
             LockLost: The lease was lost while the body ran, and the body did not raise.
+            LockMisuse, StaleFence: See Lock.acquire() and Lease.atomic().
         """
         was_busy_with = current_activity.set(self.activity)
         try:
@@ -584,14 +585,14 @@ def run_job(
         job: The full name of the job, as operators will read it.
         name: The lock.
         body: What to do. If it raises, the run has failed.
-        options: Those of a job, but no limits; on_conflict is no function.
+        options: Those of a job, but no limits.
 
     Raises:
         TypeError: *body* is no function, or its work runs only after the call; or *options* are
             no JobOptions.
-        ValueError: An option is of the wrong type or out of range, or there are limits; or the
-            name of the job is empty.
-        LockTimeout, LockUnavailable, LockLost: See JobRun.execute().
+        ValueError: An option is of the wrong type, out of range or useless with the others, or
+            there are limits; or the name of the job is empty.
+        LockTimeout, LockUnavailable, LockLost, LockMisuse, StaleFence: See JobRun.execute().
         InvalidLockName: The name cannot be a lock's name.
     """
     checked = check_name(name)

@@ -1,7 +1,8 @@
 -- acquire: whether the asker is granted LOCK; and if not, how it waits.
 --
 -- limit    how many permits the lock has, for the record of a waiter; '' if one
--- permit   what is answered behind the fence, if it is granted: ' ' and which permit it is; '' if there is one
+-- permit   what is answered behind the fence, if granted: ' ' and which permit it is; '' if the
+--          lock has one
 -- hold_left  ms until a waiting hold no longer keeps the other permits from a waiter; nil if none does
 -- popped   {token, ticket} of the asker, if it came first in the queue and was taken out of it; else nil
 -- refusal  what is answered if the asker is not to wait: 'busy', or 'own' if another delivery of its task run has it

@@ -2,7 +2,7 @@
 --
 -- markers  which done markers to look at: once(1) retention "|" run
 --          once: 1 to look at the one of a `once` of this name, else 0
---          retention: of a task run, how long its records are kept, and of how many locks, see _runs.lua; else ''
+--          retention: of a run, how its records are kept, see _runs.lua; else ''
 --          run: id of a task run, or '' if it has none: under one id, work is finished once
 -- include _task_of
 

@@ -1,4 +1,5 @@
--- lease: how a lock is written down. Every operation begins with its keys, then with this file.
+-- lease: how a lock is written down. Operations (not leave_line) begin with their keys, then this
+-- file.
 --
 -- KEYS  each operation names those it may touch, see keys.py; FENCE and the indexes, HELD and RAN, are common to
 --       all names, or on a cluster to those of one bucket

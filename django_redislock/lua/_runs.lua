@@ -1,4 +1,4 @@
--- runs: note what becomes of the task runs under this lock.
+-- runs: note what becomes of the runs under this lock.
 --
 -- finished  ids of the tasks that have succeeded, and of runs (see _task_of.lua) that have finished
 --           while the task goes on -> when (ms), for as long as a duplicate of them is recognised
@@ -15,9 +15,10 @@
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
 --           unended: the last run that had not ended when another one began
 -- ran       the lock keys by the time of their last run, for listings
--- retention lasts(ms) "/" most "/" timeline: runs and past are kept for *lasts* after the last run, and of *most*
---           locks of this index; past has *timeline* leases. A lock that is new in the index drops the records of
---           locks that are older or too many. `finished` stays: it is a promise, not a record.
+-- retention lasts(ms) "/" most "/" timeline: runs is kept for *lasts* after the last run, past for
+--           two days, both of *most* locks of this index; past has *timeline* leases. A lock that
+--           is new in the index drops the records of locks that are older or too many. `finished`
+--           stays: it is a promise, not a record.
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
 
@@ -91,7 +92,7 @@ local function note(what, ms, lasted, why, owner, retention)
   end
 end
 
--- The field of the run that has begun under *permit*, by default the permit with the key LOCK.
+-- The field of the run that has begun under *permit*, by default that of LOCK.
 local function started_under(permit)
   return 'started' .. (permit or string.match(LOCK, '}:lock(#%d+)$') or '')
 end

@@ -1,7 +1,8 @@
 -- acquire_permit: an acquire of one of the permits of a lock, whichever can be had first; see acquire.lua.
 --
--- Permit 1 is the lock as it is without a limit. Permit 2 has LOCK and PAST with "#2" behind them, and so on; all
--- other keys are common to all of them, so there is one queue. This script chooses a permit, and acquires that.
+-- Permit 1 is the lock as it is without a limit. Permit 2 has LOCK and PAST with "#2" behind them,
+-- and so on; all other KEYS here are common to all, so there is one queue. This script chooses a
+-- permit, and acquires that.
 --
 -- KEYS  as acquire has them, those of permit 1
 -- ARGV  as acquire has them, and before the channel: limit, how many permits there are
@@ -20,8 +21,8 @@ local values = call('MGET', unpack(locks))
 local chosen, refusal, hold_left, popped
 
 -- The permit that this token has, if this is a resend, a look or a confirmation. Else the permit of another delivery
--- of the same task run: this delivery does not wait. Markers with a retention are those of a task run, and the owner
--- has its id. A lease of state k has ended, and only keeps its permit.
+-- of the same task run: this delivery does not wait. Markers with a retention are a run's; if a
+-- task's, the owner has its id. A lease of state k has ended, and only keeps its permit.
 local task = string.match(markers, '^.[^|]*|.') and string.match(owner, '"task_id":".-[^\\]"')
 for number, value in ipairs(values) do
   if value and string.sub(value, 33, 33) ~= 'k' then

@@ -16,7 +16,7 @@ local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)
 if expiry and tonumber(expiry) > ms and waiting ~= id then
   local its_due, its_end = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)')
   local of, its_task = string.match(call('HGET', RUNS, 'task') or '', '^(.-)|(.+)$')
-  if task ~= '' and of == waiting and its_task ~= task then -- older versions leave that of another call there
+  if task ~= '' and of == waiting and its_task ~= task then -- older versions leave another call's
     return '' -- two tasks with one key: a call of the other does not do the work of this one
   end
   its_end = tonumber(its_end)

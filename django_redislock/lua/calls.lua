@@ -5,7 +5,8 @@
 --          until(ms) "|" when(ms) "|" owner of the run that a `once` has done, or '',
 --          when(ms) the task has succeeded or '',
 --          {{ticket, id, when(ms) it must be back, how many stand before it}, ...}}
--- It looks at no time: entries that are over may still be there. See announce.lua, stand_in_line.lua, _runs.lua.
+-- It compares no times: entries that are over may still be there. See announce.lua,
+-- stand_in_line.lua, _runs.lua.
 local RUNS, LINE, DUE, DONE, FINISHED = unpack(KEYS)
 -- include _lease
 local id, most = unpack(ARGV)

@@ -4,7 +4,7 @@
 --       id: that of the lease
 --       ended: done or failed if the lease is to be noted (see _past.lua), else ''
 --       run: id of the task run that ends with it, '' if it has none
---       recognised_for: ms for which a duplicate is recognised (see _runs.lua), 0 if no run of a task ends
+--       recognised_for: ms for which a duplicate is recognised (see _runs.lua), 0 if no run ends
 --       retention: how long its records are kept, and how many leases, see _runs.lua too
 -- returns as release does
 local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)

@@ -1,4 +1,4 @@
--- forget_start: forget that a task run has begun: its body was not started.
+-- forget_start: forget that a run has begun: its body was not started.
 -- ARGV  id of its lease
 -- returns 1
 local LOCK, RUNS = unpack(KEYS)

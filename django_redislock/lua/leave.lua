@@ -1,6 +1,7 @@
 -- leave: forget a token whose acquire has failed or was interrupted.
--- ARGV  token; fence, if only that grant is to end, or '': the token may be granted anew before this comes late, or once
---       more; and if the acquire was of any permit of several, how many there are
+-- ARGV  token; fence, if only that grant is to end, or '': this may come late, or once more, after
+--       the token was granted anew; and if the acquire was of any permit of several, how many there
+--       are
 -- returns 1 if it held the lock after all (which is handed on), else 0
 local LOCK, QUEUE, FENCE, RUNS, HELD = unpack(KEYS)
 -- include _lease

@@ -1,8 +1,9 @@
--- look: the state of a lock, by the same rules as acquire; the lock stays as it is, unless a hold is due.
+-- look: the state of a lock, by acquire's rules; the lock stays as it is, unless a hold is due.
 -- A lease that is seen for the first time may be noted for the timeline, see _past.lua.
 -- ARGV  -
--- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
---         id, description of a key that is not ours, see _sight.lua; value of waits, or '', see note_wait.lua}
+-- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters (beyond 1000,
+--         all), server time in ms, id, description of a key that is not ours, see _sight.lua; value
+--         of waits, or '', see note_wait.lua}
 local LOCK, QUEUE, FENCE, PAST, HELD, WAITS = unpack(KEYS)
 -- include _lease
 -- include _grant
@@ -25,7 +26,7 @@ if confirm_by and state_of(value) == 'c' and left >= 0 then
 end
 if left == -2 then
   value, id, strange = '', '', ''
-  -- A key without expiry stays in the index until somebody sees that it has gone, see acquire.lua.
+  -- A key without expiry stays in the index until it is seen to be gone, see _acquire.lua.
   if redis.pcall('ZSCORE', HELD, LOCK) == 'inf' then
     redis.pcall('ZREM', HELD, LOCK)
   end

@@ -1,4 +1,4 @@
--- names: a page of an index of locks: those that are held, or those that tasks have run under.
+-- names: a page of an index of locks: those that are held, or those that jobs have run under.
 -- ARGV  held or ran, where to begin, how many at most, 1 for the last first, else 0
 -- returns {how many there are in all, {lock key, its score in the index, ...}}
 -- A text that is too long for a key of ours is passed over.

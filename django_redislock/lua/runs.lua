@@ -1,4 +1,4 @@
--- runs: tell what became of the task runs under this lock, as _runs.lua has noted it.
+-- runs: tell what became of the runs under this lock, as _runs.lua has noted it.
 -- ARGV  -
 -- returns {server time in ms, success or '', failure or '', skip or '', unended or '',
 --          {permit "|" started, ...}, skips since the last success, abandoned or '', skipped or ''}; see _runs.lua

@@ -1,4 +1,4 @@
--- skip: note that a task run did not happen: because of the lock, or because its call was given up.
+-- skip: note that a run did not happen: because of the lock, or because its call was given up.
 -- ARGV  skip or abandoned, why, owner, retention (see _runs.lua)
 -- returns how many were skipped since the last success
 local LOCK, RUNS, RAN = unpack(KEYS)

@@ -1,7 +1,8 @@
 -- take_up: acquire only the lease that was handed over under this id; see hand_over.lua.
 -- ARGV  as acquire has them; mode, ticket and channel are ignored
--- returns the fence, if it is granted, and behind it " " permit, if that is not the first; {'done', ...} or {'finished', ...} as acquire does, and the lock goes on to
---         the next waiter; or {'lost', why}: 'gone', 'taken', 'forced'
+-- returns the fence, if it is granted, and behind it " " permit, if that is not the first;
+--         {'done', ...} or {'finished', ...} as acquire does, and the lock goes on to the next
+--         waiter; or {'lost', why}: 'gone', 'taken', 'forced'
 local LOCK, QUEUE, FENCE, FORCED, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant

@@ -63,7 +63,7 @@ class Child:
         self._kill_at: float | None = None  # math.inf once it was killed.
 
     def run(self) -> int:
-        """Run it to its end. Returns its exit status, or 128 and the signal that killed it."""
+        """Run it to its end. Returns its exit status, or 128 plus the signal that killed it."""
         with (
             self._inbox,
             self._outbox,

@@ -66,7 +66,7 @@ class LiveView:
         queues = [line for lock in longest for line in _queue(lock)]
         rows, events = len(locks), list(self._events)
         if lines is not None:
-            # The status, a space and the headers are there anyway.
+            # The status, a blank line and the headers come anyway.
             room = lines - len(problems) - 3
             rows, queues, events = _share(room, rows, queues, events)
         locked, missing = _table(locks, rows, columns, with_alias=several)

@@ -207,7 +207,7 @@ def _good_news(
 
 
 def _what_else_is_known(record: held.Record) -> str:
-    """A note on a name under which no task has run; "" if nothing is known of it."""
+    """A note on a name under which no job has run; "" if nothing is known of it."""
     name, using = record.name, record.alias
     detail = held.detail(name, using=using)
     leases = len(detail.past) + bool(detail.lock)

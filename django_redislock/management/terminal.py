@@ -120,7 +120,7 @@ def locks(
 def detail(
     found: Detail, record: Record | None = None, columns: int | None = None
 ) -> Iterator[str]:
-    """All about one lock, and what became of the runs of its task."""
+    """All about one lock, and what became of the runs of its job."""
     lock = found.lock
     within = columns and columns - 2
     if lock is None:
@@ -186,7 +186,7 @@ def runs(
     """The lines of a table of records, and below it the notes on names without a run.
 
     Args:
-        found: The records of the runs of tasks.
+        found: The records of the runs of jobs.
         columns: The width of the terminal; None if there is none.
         notes: By name, a note on it.
         similar: By name, similar names that may have been meant.

@@ -86,7 +86,7 @@ UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
 NOT_TAKEN_UP = "its baton was taken up before, or not in time, or an operator released it"
 
-# Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
+# Waiting without a queue (no scripting, or a quorum): pauses in seconds, doubled each time.
 SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.128
 
@@ -206,9 +206,9 @@ class Lookout(Protocol):
 
 
 class RunMarker(NamedTuple):
-    """The done marker that a task run leaves when it succeeds."""
+    """The done marker that a run leaves when it succeeds."""
 
-    id: str  # Of the run, as in lua/_task_of.lua; "" if the task was called directly.
+    id: str  # Of the run, as in lua/_task_of.lua; "" unless a broker delivered it.
     recognised_for: float  # Seconds after its success in which no duplicate of it runs.
 
 
@@ -314,7 +314,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                         return rung
                     now = rung
                 case BusyReply() as busy:
-                    # Not queued, for want of scripting: bounded backoff.
+                    # Not queued (no scripting, or a quorum): bounded backoff.
                     failures = 0
                     if lookout is not None and lookout.blocked_by is None:
                         lookout.blocked_by = busy.owner

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 _PLAIN = " !#$&'()+,-./:;<=>@_`|~\""
 
 # On a cluster the names are spread over so many buckets. All keys of a bucket, its indexes and its
-# mark of fences too, begin with its number as the hash tag. So they are in one slot: a script may
+# mark of fences too, have its number as their hash tag. So they are in one slot: a script may
 # touch them together, and a name cannot choose its slot. Neither this number nor the way to find a
 # bucket can ever change: during a deployment, old and new processes would look for the same lock in
 # different buckets, and grant it twice.
@@ -39,13 +39,13 @@ class Keys(NamedTuple):
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
     finished: str  # Sorted set: ids of task runs that must not run again -> their end, in ms.
     starts: str  # Sorted set: starts of task runs that have not ended, see lua/count_start.lua.
-    runs: str  # Hash: the last task runs, and the call that waits to start, see lua/_runs.lua.
+    runs: str  # Hash: the last runs, and the call that waits to start, see lua/_runs.lua.
     line: str  # Sorted set: ids of deferred task runs -> their tickets, see lua/stand_in_line.lua.
     due: str  # Sorted set: the same ids -> when each is given up unless it is back, in ms.
     waits: str  # String: what the holder of the lease waits for, see lua/note_wait.lua.
-    fence: str  # Sorted set of one: the greatest fencing token given out under any such prefix.
+    fence: str  # Sorted set of one: the greatest fence given out under this prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
-    ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
+    ran: str  # Sorted set: the index of all locks of jobs by their last run in ms.
 
     def of_permit(self, permit: int) -> Keys:
         """The keys of a permit, if these are those of the first, as a plain lock has them."""
@@ -84,7 +84,7 @@ def index_key(prefix: str) -> str:
 
 
 def ran_index_key(prefix: str) -> str:
-    """The sorted set of all locks under *prefix* with runs of tasks."""
+    """The sorted set of all locks under *prefix* with runs of jobs."""
     return f"{prefix}:ran"
 
 

@@ -57,12 +57,12 @@ def checked_name(name: str, template: bool = False) -> str:
 
 
 def normalized(text: str) -> str:
-    """*text* in NFC, as an exact str. An enum's member is one whose str() may be another text."""
+    """*text* in NFC, as an exact str. The str() of an enum's member may be another text."""
     return unicodedata.normalize("NFC", str.__str__(text))
 
 
 def several_names(names: tuple[object, ...]) -> tuple[str, ...]:
-    """The names of a joint lock, checked as templates, in the order in which they are taken.
+    """The names of a joint lock, checked (one with { as a template), in the order of taking.
 
     Raises:
         InvalidLockName: One of them cannot be a lock's name.

@@ -20,7 +20,7 @@ DEFAULT_ALIAS = "default"
 DEFER = "defer"  # It waits for the end of the transaction: release_on_commit.
 RELEASES_BEFORE_COMMIT = ("warn", "ignore", "error")  # What the settings may say.
 MOST_PERMITS = 1000  # Of a lock with a limit.
-LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, whatever the ttl.
+LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, at most.
 ONE_TRY = 0.75  # Of the operation timeout.
 MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
 

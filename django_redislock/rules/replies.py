@@ -301,7 +301,7 @@ class WaitReply(NamedTuple):
 
 
 class RunsReply(NamedTuple):
-    """The last task runs under a lock: notes, or b"", see stored.read_noted_run()."""
+    """The last runs under a lock: notes, or b"", see stored.read_noted_run()."""
 
     server_ms: bytes
     success: bytes

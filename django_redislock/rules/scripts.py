@@ -1,6 +1,6 @@
 """The operations on a lock: one Lua file each, read once.
 
-Files that begin with an underscore hold parts that several operations need; one replaces a line
+Files that begin with an underscore hold parts of operations; each replaces a line
 ``-- include NAME``. The line ``local ... = unpack(KEYS)`` says which keys an operation is given. If
 ``local ... = unpack(ARGV)`` ends with the channel, the operation is told that, too.
 """
@@ -53,7 +53,7 @@ def _load(name: str) -> Script:
     return Script(name, source, sha, tuple(keys.lower().split(", ")), takes_channel)
 
 
-# An acquire with done markers: of a task run, or with `once`.
+# An acquire with done markers: of a run, or with `once`.
 ACQUIRE_MARKED = _load("acquire")
 # Any other acquire: the same text, without the last keys, which only done markers need.
 ACQUIRE = replace(ACQUIRE_MARKED, keys=ACQUIRE_MARKED.keys[:5])
@@ -75,7 +75,7 @@ NOTE_WAIT = _load("note_wait")
 FOLLOW_WAIT = _load("follow_wait")
 NAMES = _load("names")
 
-# Of tasks alone:
+# Of jobs alone:
 SKIP = _load("skip")
 FINISH = _load("finish")
 FORGET_START = _load("forget_start")

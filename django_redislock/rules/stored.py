@@ -328,7 +328,7 @@ def read_skips(note: bytes) -> tuple[float, ...]:
 
 
 class NotedRun(NamedTuple):
-    """A note of a task run, see lua/_runs.lua. Times are seconds."""
+    """A note of a run, see lua/_runs.lua. Times are seconds."""
 
     at: float
     lasted: float
@@ -337,7 +337,7 @@ class NotedRun(NamedTuple):
 
 
 def read_noted_run(note: bytes) -> NotedRun | None:
-    """Read a note of a task run; None if there is none, or somebody else has written it."""
+    """Read a note of a run; None if there is none, or somebody else has written it."""
     at, lasted, why, owner = _fields(note, 4)
     if not is_number(at) or not is_number(lasted):
         return None

@@ -133,7 +133,7 @@ class _OfNode(ABC):
 
 
 def _gone() -> NotDone:
-    """The trouble with a node that another one is to be asked for, which cannot be asked yet."""
+    """The trouble if another node is to be asked, but cannot be yet."""
     now = clock.now()
     gone = NotDone("its slot is on its way to another node", now, now)
     gone.reason = "not_ready"

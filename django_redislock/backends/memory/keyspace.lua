@@ -6,7 +6,7 @@
 
 local kinds = {} -- string, list, hash, zset, set or stream, by key
 local values = {} -- by key: a string; an array; fields and their order; members and their scores
-local ends = {} -- when keys expire, in ms, of those that do; one stays here until a command meets it
+local ends = {} -- when keys expire, in ms; an expired key stays until a command meets it
 local heard = {} -- the channels that somebody listens on
 local rings = {} -- what the script that runs has published there: channel, message, ...
 local us = 0 -- what the clock shows
@@ -59,7 +59,7 @@ local function get(key, kind)
   return values[key]
 end
 
--- The same for a range of it; its numbers are looked at before the key is.
+-- As get(), for a range; its numbers are checked before the key is.
 local function get_range(key, kind, start, stop)
   integer(start)
   integer(stop)
@@ -188,7 +188,7 @@ end
 
 function commands.PEXPIRE(key, left, condition)
   local last = ms() + integer(left)
-  -- None at all is the latest.
+  -- No expiry is the latest.
   if
     not find(key)
     or (condition == 'GT' and last <= (ends[key] or math.huge))
@@ -498,7 +498,7 @@ local function call(name, ...)
   for i = 1, select('#', ...) do
     local kind = type(args[i])
     if kind == 'number' then
-      args[i] = digits(args[i]) -- all of them
+      args[i] = digits(args[i]) -- up to 17
     elseif kind ~= 'string' then
       fail('ERR Lua redis lib command arguments must be strings or integers')
     end
@@ -653,7 +653,7 @@ function server.clear()
   kinds, values, ends, us = {}, {}, {}, 0
 end
 
--- All keys: {key, kind, when it expires in ms or nil, what it holds as pairs or elements}, ...
+-- All keys: {key, kind, when it expires in ms or '', what it holds as pairs or elements}, ...
 function server.dump()
   local all = {}
   for key, kind in pairs(kinds) do

@@ -556,7 +556,7 @@ def _barred(look: LookReply, args: AcquireArgs) -> list[Any]:
 
 
 def _is_run(args: AcquireArgs) -> bool:
-    """Whether a task run asks. Markers with a retention are those of one."""
+    """Whether a run asks. Markers with a retention are those of one."""
     return bool(args.markers) and not args.markers.endswith("|")
 
 

@@ -173,7 +173,7 @@ class Connection:
                 raise item if isinstance(item, ReplyError) else ConnectionError("out of step")
 
     def next_ring(self, seconds: float) -> bytes | None:
-        """The next ring; None if none comes within *seconds*, or ever."""
+        """The next ring, or b"" for other messages; None if nothing comes in *seconds*, or ever."""
         if self.rings:
             return self.rings.popleft()
         if seconds <= 0 or self._is_deaf():
@@ -257,5 +257,5 @@ class Connection:
 def rest(within: float, started: float) -> float:
     """Seconds that are left of a time limit, which is for a whole try."""
     left = within - (clock.now() - started)
-    # Almost all of it counts as all of it, since to set the limit of a socket is a system call.
+    # Almost all of it counts as all of it: see _limit().
     return within if left > 0.9 * within else max(left, _SHORTEST)

@@ -72,7 +72,7 @@ class Dialing(Protocol):
     """Makes the connections of a backend, which itself does not know where its server is."""
 
     timeout: float | None  # Seconds that a server may take for one operation, if that is set.
-    protocol: int  # Of its connections, 2 or 3; see connection.py.
+    protocol: int  # Of its connections, 2 or 3; see protocol.py.
 
     def dial(self, seconds: float) -> Connection:
         """A new blocking connection, or redis-py's exception."""
@@ -93,7 +93,7 @@ def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Connection]:
 
 
 def check_version(hello: Any) -> None:
-    """Judge a server by its answer to HELLO, which every connection begins with anyway.
+    """Judge a server by its answer to HELLO, with which RESP3 connections begin anyway.
 
     Raises:
         TooOld: It lacks what the scripts need.

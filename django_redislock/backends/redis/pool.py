@@ -94,7 +94,7 @@ class Pool(Generic[Lent]):
         """Lend a connection.
 
         Args:
-            seconds: How long a new one may take to connect; half of that after a wait for room.
+            seconds: How long a new one may take to connect; after a wait for room, at least half.
             patience: How long to wait for one that comes free; by default *seconds*.
             to_wait: Whether a waiter may keep it for long.
 

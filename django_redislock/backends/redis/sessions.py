@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# Of a try's time, after which a new connection leaves a command to the next try. With less time, it
-# would soon be sent again on another connection, where it might overtake itself.
+# Part of a try's time: after it, a new connection leaves commands to the next try. With less
+# time, one would soon be sent again on another connection, where it might overtake itself.
 LATEST = 0.75
 TOO_LATE = "a connection was made, but too late for the command"
 

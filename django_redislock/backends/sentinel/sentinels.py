@@ -45,7 +45,7 @@ class Master(NamedTuple):
 
     host: str
     port: int
-    epoch: int  # Grows with each failover: a sentinel that was away may still name the last one.
+    epoch: int  # Grows with each failover: a sentinel that was away may still name the former one.
 
     @property
     def address(self) -> str:

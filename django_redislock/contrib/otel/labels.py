@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django_redislock.rules.names import Written
 
-# So many names that the code made itself, as by f-strings, are labels. There are only as many names
-# and templates at decorators as decorators: their bound is for those made in a loop.
+# So many names that the code made itself, as by f-strings, are labels. Names and templates at
+# decorators are as few as the decorators: their bound is for decorators made in a loop.
 MOST_NAMES = 200
 MOST_WRITTEN = 2000
 OTHER = "other"  # The label of all others.

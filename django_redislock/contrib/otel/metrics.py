@@ -121,7 +121,7 @@ class Metrics:
 # --- counted when metrics are collected ---------------------------------------------------------
 
 
-# Callbacks are called before the rest is collected, so that includes the work put off.
+# Callbacks are called before the rest is collected, so it includes the work put off.
 
 
 def _waiters(_: CallbackOptions) -> Iterable[Observation]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """One receiver for each signal: a call costs an acquire about as much as the receiver's work.
+    """One receiver for each signal, since calling one costs an acquire about as much as its work.
 
     None blocks, so an event loop calls them itself. Recording a metric takes the SDK longer than
     the rest of an acquire. So it is done later, while a server works on the next command. Spans
