@@ -56,7 +56,7 @@ def moment(at: float | None, *, iso: bool = True) -> str | None: ...
 def moment(at: float | None, *, iso: bool = True) -> str | None:
     """A time in seconds since the epoch, in the zone of the settings.
 
-    None stays None. Only a foreign key names a time after the year 9999; to programs it is None.
+    None stays None. Only a foreign value names a time after the year 9999; to programs it is None.
 
     Args:
         at: The time.
