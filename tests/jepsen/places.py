@@ -214,8 +214,12 @@ class Sentinels(Replicated):
         self.setting = self._watched.setting()
 
     def plan_failover(self) -> bool:
-        self._watched.ask(self._watched.sentinels[0], "FAILOVER", SERVICE)
-        return True
+        sentinel = self._watched.sentinels[0]
+        if self._watched.named_by(sentinel) is not self._watched.master:
+            return True
+        # It says yes, and gives up if no replica is good and quick enough.
+        self._watched.ask(sentinel, "FAILOVER", SERVICE)
+        return False
 
     @contextmanager
     def failover(self) -> Iterator[Server]:
