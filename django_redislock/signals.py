@@ -108,7 +108,7 @@ lease_endangered = _Reentrant()
 lock_lost = _Reentrant()
 #: An operator ended a lease. Arguments: name, using, id, holder, by. The template is the name.
 lock_force_released = _Reentrant()
-#: The body of a job begins. Sender: the task, the function with its lock, or the command; None of
+#: The body of a job begins. Sender: the task, the function with its lock, or the command; None for
 #: run_job(). Arguments: job, name (the lock), using, task_id (or None), lease (None without the
 #: lock).
 run_started = _Reentrant()

@@ -202,8 +202,8 @@ class Watchdog:
         try:
             self._renew(due)
         except Exception:
-            # Neither a bug of ours may cost the other leases their renewal, nor a project's handler
-            # that raises; such a handler gets this record, too.
+            # A bug of ours must not cost the other leases their renewal. Nor must a handler of the
+            # project's that raises; it gets this record, too.
             for lease in due:
                 self.watch(lease, self._backend.clock() + SOONEST_RETRY)
             extra = logs.of(alias=self._backend.alias)
