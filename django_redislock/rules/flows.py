@@ -45,6 +45,7 @@ from django_redislock.rules.replies import (
     LostReply,
     OwnReply,
     QueuedReply,
+    SplitReply,
     in_seconds,
     read_ring,
     read_try,
@@ -290,7 +291,14 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             if granted := _granted_by(answer, request):
                 return granted
             reply = read_try(answer.value)
-            if outcome := _end_without_lock(reply, mode, request.name):
+            # After a split vote it asks again, even with no time left to wait. Else all that asked
+            # at the same moment would find the lock busy, and nobody would have it.
+            asks_again = mode == "queue" or (
+                isinstance(reply, SplitReply)
+                and pause < LONGEST_PAUSE
+                and now <= tries_end - one_try
+            )
+            if outcome := _end_without_lock(reply, request.name, asks_again=asks_again):
                 if late:  # Meanwhile it may have been granted the lock, or have queued up.
                     yield from _undo(request)
                 return outcome
@@ -319,7 +327,9 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     if lookout is not None and lookout.blocked_by is None:
                         lookout.blocked_by = busy.owner
                     seconds = pause * random.uniform(0.5, 1.0)
-                    now = yield Pause(max(min(seconds, give_up - now), 0.0))
+                    if mode == "queue":
+                        seconds = max(min(seconds, give_up - now), 0.0)
+                    now = yield Pause(seconds)
                     pause = min(pause * 2, LONGEST_PAUSE)
                 case LostReply() as lost:
                     raise LockLost(request.name, lost_because(lost.why.decode()), NOT_TAKEN_UP)
@@ -356,13 +366,19 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             raise
         left = max(give_up - now, 0.0)
         if not left and mode == "queue":
-            mode = "last"
+            mode, pause = "last", SHORTEST_PAUSE
 
 
-def _end_without_lock(reply: Any, mode: str, name: str) -> Busy | Done | Finished | None:
-    """The outcome of an acquire, if the reply to a try ends it without a grant."""
+def _end_without_lock(reply: Any, name: str, *, asks_again: bool) -> Busy | Done | Finished | None:
+    """The outcome of an acquire, if the reply to a try ends it without a grant.
+
+    Args:
+        reply: To the try.
+        name: The lock.
+        asks_again: Whether it asks again for a lock that another owner has.
+    """
     match reply:
-        case BusyReply() as busy if mode != "queue" or isinstance(busy, OwnReply):
+        case BusyReply() as busy if not asks_again or isinstance(busy, OwnReply):
             left, now = in_seconds(busy.left_ms), in_seconds(busy.server_ms)
             return Busy(read_holding(busy.value), left, now, name)
         case DoneReply() as done:

@@ -122,6 +122,10 @@ class OwnReply(BusyReply):
     """Another delivery of the asking task run has a permit, so this one does not wait."""
 
 
+class SplitReply(BusyReply):
+    """The vote of a quorum is split: no owner is known to have a majority of the servers."""
+
+
 class DoneReply(NamedTuple):
     """A `once` of this name is done."""
 
@@ -154,6 +158,7 @@ _TRIES: dict[bytes, Any] = {
     b"queued": QueuedReply,
     b"busy": BusyReply,
     b"own": OwnReply,
+    b"split": SplitReply,
     b"done": DoneReply,
     b"finished": FinishedReply,
     b"endless": EndlessReply,

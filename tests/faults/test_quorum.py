@@ -228,6 +228,35 @@ def test_several_who_each_have_one_server_come_to_an_end(quorum: Quorum) -> None
     wait_until(lambda: not any(quorum.value(server) for server in range(3)), TTL / 2)
 
 
+def test_of_several_that_ask_at_the_same_moment_without_a_wait_exactly_one_gets_the_lock(
+    quorum: Quorum,
+) -> None:
+    # Often each has one server. All of them would find the lock busy.
+    rounds, clients = 40, 3
+    barrier = threading.Barrier(clients, timeout=HUNG)
+
+    def work() -> list[bool]:
+        granted = []
+        for number in range(rounds):
+            lock = distributed_lock(f"round {number}", wait=0)
+            barrier.wait()
+            granted.append(lock.acquire())
+        return granted
+
+    outcomes = [thread.result(HUNG) for thread in [in_thread(work) for _ in range(clients)]]
+    assert [sum(granted) for granted in zip(*outcomes, strict=True)] == [1] * rounds
+
+
+def test_a_lock_of_which_two_have_a_part_is_asked_for_again_without_a_wait(
+    quorum: Quorum, caller: Caller
+) -> None:
+    leave_residues(quorum, NAME)
+    assert not caller.acquire(distributed_lock(NAME, wait=0))
+    assert quorum.value(2) == b""
+    quorum.lapse(0, ms=30)
+    assert caller.acquire(distributed_lock(NAME, wait=0))
+
+
 # --- fences --------------------------------------------------------------------------------------
 
 

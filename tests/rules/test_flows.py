@@ -833,6 +833,59 @@ def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses
     assert len({pause / bound for pause, bound in zip(pauses, bounds[:-1], strict=True)}) > 5
 
 
+SPLIT = [b"split", 9000, VALUE, 9000]
+BUSY = [b"busy", 9000, VALUE, 9000]
+
+
+def pauses_after(stage: Stage, answer: list[Any], after: float = 0.001) -> list[float]:
+    """The pauses of an acquire that hears nothing else until it ends."""
+    pauses = []
+    while not stage.ended:
+        if isinstance(stage.step, Pause):
+            pauses.append(stage.step.seconds)
+            stage.sleeps()
+        else:
+            stage.answers(answer, after=after)
+    return pauses
+
+
+def test_after_a_split_vote_it_asks_again_even_without_a_wait() -> None:
+    stage = acquiring(wait=0.0).answers(SPLIT).sleeps()
+    assert asks(stage.step)
+    assert stage.answers(b"7").result.fence == 7
+    # Once somebody has the lock, there is nothing to wait for.
+    assert acquiring(wait=0.0).answers(SPLIT).sleeps().answers(BUSY).ended
+
+
+def test_votes_that_stay_split_end_as_busy_after_a_few_tries_at_random_times() -> None:
+    stage = acquiring(wait=0.0)
+    pauses = pauses_after(stage, SPLIT)
+    assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0, "lottery")
+    bounds = [SHORTEST_PAUSE * 2**n for n in range(7)]
+    assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=True))
+    assert len({pause / bound for pause, bound in zip(pauses, bounds, strict=True)}) > 5
+
+
+def test_the_last_try_after_a_wait_may_be_split_too() -> None:
+    stage = acquiring(wait=1.0)
+    while mode_and_ticket(stage.step)[0] == "queue":
+        stage.answers(BUSY).sleeps()
+    assert stage.now == pytest.approx(1.0)
+    pauses = pauses_after(stage, SPLIT)
+    assert len(pauses) == 7
+    assert pauses[0] <= SHORTEST_PAUSE
+    assert isinstance(stage.result, Busy)
+
+
+@pytest.mark.proves("R5")
+def test_after_a_split_vote_it_asks_again_only_if_that_ends_within_two_operation_timeouts() -> None:
+    one_try = 0.75 * OPERATION_TIMEOUT
+    stage = acquiring(wait=0.0).answers(SPLIT, after=one_try).sleeps()
+    assert asks(stage.step)
+    assert stage.now + stage.step.within == pytest.approx(2 * one_try)
+    assert isinstance(acquiring(wait=0.0).answers(SPLIT, after=one_try + 0.001).result, Busy)
+
+
 def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free() -> None:
     stage = acquiring().answers([b"busy", 9000, VALUE, 9000]).sleeps()
     assert mode_and_ticket(stage.step)[0] == "queue"

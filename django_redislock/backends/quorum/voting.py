@@ -6,7 +6,8 @@ quorum, and blocking and asynchronous code differ only in how they ask.
 
 The rules are those of https://redis.io/docs/latest/develop/use/patterns/distributed-locks/: a lock
 is held if a majority has granted it. It lasts for the ttl, less the time of the vote and the drift
-of the clocks. A grant of a mere minority is given back at once.
+of the clocks. A grant of a mere minority is given back at once. After a split vote, in which no
+owner is known to have a majority, the flow asks again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Outcome
 
-MOST_GRANTS = 3  # Of a permit to one vote, if another delivery of its run comes between.
 UNDO_WITHIN = 0.5  # Seconds that giving a minority's grants back may take.
 
 
@@ -245,23 +245,22 @@ class Voting:
         """Acquire one of several permits: each server alone would choose another one."""
         *asked, limit = call.args
         args, numbers = AcquireArgs(*asked), range(1, int(limit) + 1)  # type: ignore[arg-type]
-        for _ in range(MOST_GRANTS):
-            number, answer = yield from self._ask_for_permits(call, args, numbers)
-            if not number:
-                return answer
-            # Of two that look before either has a permit, the later one sees the other now.
-            others = [one for one in (numbers if _is_run(args) else [1]) if one != number]
-            try:
-                seen = yield from self._permits(call, others)
-            except NoMajority as error:
-                raise error.after_a_grant() from error.__cause__
-            bar = _bar(seen, args)
-            if not bar:
-                return b"%b %d" % (answer, number)
-            yield from self._give_back(call, number)
-            if not _is_own(seen[bar], args):
-                break  # The other delivery may give its permit back, too; a hold stays.
-        return _barred(seen[bar], args)
+        number, answer = yield from self._ask_for_permits(call, args, numbers)
+        if not number:
+            return answer
+        # Of two that look before either has a permit, the later one sees the other now.
+        others = [one for one in (numbers if _is_run(args) else [1]) if one != number]
+        try:
+            seen = yield from self._permits(call, others)
+        except NoMajority as error:
+            raise error.after_a_grant() from error.__cause__
+        bar = _bar(seen, args)
+        if not bar:
+            return b"%b %d" % (answer, number)
+        yield from self._give_back(call, number)
+        # The other delivery may see this one, and give its permit back, too; a hold stays.
+        word = b"split" if _is_own(seen[bar], args) else b"busy"
+        return [*_as_busy(seen[bar])._replace(word=word)]
 
     def _ask_for_permits(
         self, call: Call, args: AcquireArgs, numbers: Iterable[int]
@@ -304,7 +303,7 @@ class Voting:
             return 0, _barred(found[bar], args)
         if not busy:
             return 0, [*EndlessReply(b"endless")]
-        return 0, [*min(busy, key=lambda one: int(one.left_ms))]
+        return 0, [*min(busy, key=lambda one: (one.word != b"split", int(one.left_ms)))]
 
     def _permits(
         self, call: Call, numbers: Iterable[int]
@@ -362,12 +361,15 @@ class Voting:
         busy = [one for one in refusals if isinstance(one, BusyReply)]
         if not busy or len(refusals) - len(busy) >= self._majority:
             return next(one for one in refusals if not isinstance(one, BusyReply))
-        holder = Counter(one.token for one in busy).most_common(1)[0][0]
+        holder, known = Counter(one.token for one in busy).most_common(1)[0]
         # The reply of one server: its own clock noted the grant, and tells how long ago that was.
         told = next(one for one in busy if one.token == holder)
         # The lock is free once as many servers are free as a majority still needs.
         ends = sorted(int(one.left_ms) for one in busy)
-        return told._replace(left_ms=ends[min(self._majority - granted, len(ends)) - 1])
+        left_ms = ends[min(self._majority - granted, len(ends)) - 1]
+        return told._replace(
+            word=told.word if known >= self._majority else b"split", left_ms=left_ms
+        )
 
     def _announce(self, call: Call) -> Vote:
         """Let at least one through if several runs are announced at the same time."""
