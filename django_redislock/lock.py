@@ -102,8 +102,8 @@ def distributed_lock(
             Above a function they are format strings over its arguments: "report:{report_id}". A
             name given twice is taken once.
         ttl: How long the lease lasts unless renewed. If the holder dies, the lock is free by then.
-        wait: How long to wait for the lock, or for all names together; 0 tries once, math.inf waits
-            for ever.
+        wait: How long to wait for the lock, or for all names together; 0 does not wait, math.inf
+            waits for ever.
         renew: Whether the lease is renewed, every ttl/3, while it is held.
         max_hold: How long the lease is renewed at most, so that a body that hangs does not keep the
             lock for ever.

@@ -40,7 +40,7 @@ def leadership(
         name: The name of the lock.
         ttl: Seconds, or a timedelta, after which another may lead if this process dies. None means
             the setting TTL.
-        wait: How long to wait for the term; 0 tries once. None means the setting WAIT.
+        wait: How long to wait for the term; 0 does not wait. None means the setting WAIT.
         max_silence: How long the term lasts after the last ``term.beat()``, so that a body that
             hangs does not lead for ever. None: as long as the process lives, or the setting
             MAX_HOLD allows.

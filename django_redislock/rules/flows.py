@@ -296,7 +296,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             asks_again = mode == "queue" or (
                 isinstance(reply, SplitReply)
                 and pause < LONGEST_PAUSE
-                and now <= tries_end - one_try
+                and now + pause <= tries_end - one_try / 4
             )
             if outcome := _end_without_lock(reply, request.name, asks_again=asks_again):
                 if late:  # Meanwhile it may have been granted the lock, or have queued up.
@@ -324,7 +324,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 case BusyReply() as busy:
                     # Not queued (no scripting, or a quorum): bounded backoff.
                     failures = 0
-                    if lookout is not None and lookout.blocked_by is None:
+                    is_held = not isinstance(busy, SplitReply)
+                    if is_held and lookout is not None and lookout.blocked_by is None:
                         lookout.blocked_by = busy.owner
                     seconds = pause * random.uniform(0.5, 1.0)
                     if mode == "queue":

@@ -6,7 +6,7 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock.exceptions import LockError, LockLost
-from django_redislock.rules.steps import Call, Calls, Refused, Unanswered
+from django_redislock.rules.steps import Call, Calls, Pause, Refused, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,17 +67,23 @@ def _next_step(flow: Flow[Any], answer: Any) -> Step:
 
 
 def _performed(steps: Mapping[int, Step]) -> Flow[dict[int, Any]]:
-    """The answers to the steps of several flows; their calls go out in one go."""
+    """The answers to the steps of several flows; their calls go out in one go.
+
+    Of several pauses, all last as long as the longest.
+    """
     answers: dict[int, Any] = {}
     calls: dict[int, Call] = {}
+    pauses = {number: step for number, step in steps.items() if isinstance(step, Pause)}
+    if pauses:
+        answers.update(dict.fromkeys(pauses, (yield max(pauses.values()))))
     for number, step in steps.items():
         if isinstance(step, Call):
             calls[number] = step
-            continue
-        try:
-            answers[number] = yield step
-        except (Unanswered, Refused) as trouble:
-            answers[number] = trouble
+        elif number not in pauses:
+            try:
+                answers[number] = yield step
+            except (Unanswered, Refused) as trouble:
+                answers[number] = trouble
     if calls:
         try:
             answers.update(zip(calls, (yield Calls(tuple(calls.values()))), strict=True))

@@ -552,6 +552,8 @@ def test_a_lookout_knows_that_too_where_nobody_queues() -> None:
     stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=looks))
     lease = f"{TOKEN}hr00000{ID}|41|0|10000|0||".encode()
     first, second = (lease + Owner(host).packed for host in ("web-1", "web-2"))
+    stage.answers([b"split", 9000, second, 9000]).sleeps()
+    assert looks.blocked_by is None  # Nobody has it.
     stage.answers([b"busy", 9000, first, 9000])
     assert looks.blocked_by == Owner("web-1").packed
     stage.sleeps().answers([b"busy", 9000, second, 9000])
@@ -869,7 +871,7 @@ def test_votes_that_stay_split_end_as_busy_after_a_few_tries_at_random_times() -
 def test_the_last_try_after_a_wait_may_be_split_too() -> None:
     stage = acquiring(wait=1.0)
     while mode_and_ticket(stage.step)[0] == "queue":
-        stage.answers(BUSY).sleeps()
+        stage.answers(BUSY, after=0.0).sleeps()
     assert stage.now == pytest.approx(1.0)
     pauses = pauses_after(stage, SPLIT)
     assert len(pauses) == 7
@@ -878,12 +880,27 @@ def test_the_last_try_after_a_wait_may_be_split_too() -> None:
 
 
 @pytest.mark.proves("R5")
-def test_after_a_split_vote_it_asks_again_only_if_that_ends_within_two_operation_timeouts() -> None:
-    one_try = 0.75 * OPERATION_TIMEOUT
-    stage = acquiring(wait=0.0).answers(SPLIT, after=one_try).sleeps()
+@pytest.mark.parametrize("timeout", [0.01, 0.04, 0.06, OPERATION_TIMEOUT])
+def test_all_tries_after_split_votes_end_within_two_operation_timeouts(timeout: float) -> None:
+    for seconds in (0.0, timeout / 9, timeout / 4, 0.7 * timeout):
+        stage = acquiring(wait=0.0, operation_timeout=timeout)
+        pauses_after(stage, SPLIT, after=seconds)
+        assert isinstance(stage.result, Busy)
+        assert stage.now <= 2 * timeout
+
+
+def test_after_a_split_vote_that_awaited_a_silent_server_there_is_time_to_ask_again() -> None:
+    stage = acquiring(wait=0.0).answers(SPLIT, after=0.75 * OPERATION_TIMEOUT).sleeps()
     assert asks(stage.step)
-    assert stage.now + stage.step.within == pytest.approx(2 * one_try)
-    assert isinstance(acquiring(wait=0.0).answers(SPLIT, after=one_try + 0.001).result, Busy)
+    assert stage.now + stage.step.within == pytest.approx(1.5 * OPERATION_TIMEOUT)
+
+
+def test_after_a_split_vote_the_next_try_has_a_quarter_of_its_time_at_least() -> None:
+    latest = (1.5 - 0.75 / 4) * OPERATION_TIMEOUT - SHORTEST_PAUSE
+    stage = acquiring(wait=0.0).answers(SPLIT, after=latest).sleeps()
+    assert asks(stage.step)
+    assert stage.step.within >= 0.75 / 4 * OPERATION_TIMEOUT
+    assert isinstance(acquiring(wait=0.0).answers(SPLIT, after=latest + 1e-9).result, Busy)
 
 
 def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free() -> None:

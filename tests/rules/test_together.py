@@ -10,11 +10,13 @@ import pytest
 
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.steps import Answer, Call, Calls, Pause, Refused, Unanswered
+from django_redislock.rules.steps import Answer, Call, Calls, Pause, Refused, Tell, Unanswered
 from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
     from django_redislock.rules.steps import Flow
+
+TOLD = Tell(scripts.RENEW, "lottery", ("token",))
 
 
 def call(name: str) -> Call:
@@ -46,8 +48,7 @@ def names(step: Any) -> list[str]:
 def test_what_is_asked_at_the_same_time_is_asked_at_once() -> None:
     flow = together([asks("a", []), asks("b", [])])
     assert names(next(flow)) == ["a", "b"]
-    assert flow.send(answers(1, 2)) == Pause(1.0)  # All else one by one.
-    assert flow.send(0.0) == Pause(1.0)
+    assert flow.send(answers(1, 2)) == Pause(1.0)
     with pytest.raises(StopIteration) as end:
         flow.send(0.0)
     assert end.value.value == [1, 2]
@@ -97,11 +98,24 @@ def test_trouble_of_the_sender_is_that_of_each_call(trouble: Exception) -> None:
 
 @pytest.mark.parametrize("trouble", [Unanswered("silent", 0.0, 0.0), Refused("NOPERM")])
 def test_trouble_of_a_step_that_is_done_alone_is_that_of_its_flow(trouble: Exception) -> None:
-    flow = together([asks("a", []), asks("b", [])])
-    next(flow)
-    assert flow.send(answers(1, 2)) == flow.throw(trouble) == Pause(1.0)
+    def tells() -> Flow[None]:
+        yield TOLD
+
+    flow = together([tells(), tells()])
+    assert next(flow) == flow.throw(trouble) == TOLD
     with pytest.raises(type(trouble)):
-        flow.send(0.0)
+        flow.send(None)
+
+
+def test_of_several_pauses_all_last_as_long_as_the_longest() -> None:
+    def pauses(seconds: float) -> Flow[float]:
+        return (yield Pause(seconds))
+
+    flow = together([pauses(1.0), pauses(3.0), pauses(2.0)])
+    assert next(flow) == Pause(3.0)
+    with pytest.raises(StopIteration) as end:
+        flow.send(7.0)
+    assert end.value.value == [7.0, 7.0, 7.0]
 
 
 def test_answers_that_are_too_few_are_nobodys() -> None:

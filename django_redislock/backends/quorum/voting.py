@@ -2,7 +2,7 @@
 
 A vote is a generator. It yields a :class:`Question` for several servers at once, is sent their
 replies, and returns the one answer that a flow awaits. So the rules of the lock know nothing of a
-quorum, and blocking and asynchronous code differ only in how they ask.
+quorum but that its vote may be split. Blocking and asynchronous code differ only in how they ask.
 
 The rules are those of https://redis.io/docs/latest/develop/use/patterns/distributed-locks/: a lock
 is held if a majority has granted it. It lasts for the ttl, less the time of the vote and the drift
@@ -151,7 +151,7 @@ class Voting:
         return self._by_token[call.args[:1]]
 
     def answer(self, call: Call) -> Vote:
-        """Run a script on all servers. Returns what one server would.
+        """Run a script on all servers. Returns what one server would, or that the vote is split.
 
         Raises:
             NoMajority: There is no such answer.
