@@ -296,7 +296,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             asks_again = mode == "queue" or (
                 isinstance(reply, SplitReply)
                 and pause < LONGEST_PAUSE
-                and now + pause <= tries_end - one_try / 4
+                and now + pause <= tries_end - one_try / 2
             )
             if outcome := _end_without_lock(reply, request.name, asks_again=asks_again):
                 if late:  # Meanwhile it may have been granted the lock, or have queued up.

@@ -895,11 +895,11 @@ def test_after_a_split_vote_that_awaited_a_silent_server_there_is_time_to_ask_ag
     assert stage.now + stage.step.within == pytest.approx(1.5 * OPERATION_TIMEOUT)
 
 
-def test_after_a_split_vote_the_next_try_has_a_quarter_of_its_time_at_least() -> None:
-    latest = (1.5 - 0.75 / 4) * OPERATION_TIMEOUT - SHORTEST_PAUSE
+def test_after_a_split_vote_the_next_try_has_half_of_its_time_at_least() -> None:
+    latest = (1.5 - 0.75 / 2) * OPERATION_TIMEOUT - SHORTEST_PAUSE
     stage = acquiring(wait=0.0).answers(SPLIT, after=latest).sleeps()
     assert asks(stage.step)
-    assert stage.step.within >= 0.75 / 4 * OPERATION_TIMEOUT
+    assert stage.step.within >= 0.75 / 2 * OPERATION_TIMEOUT
     assert isinstance(acquiring(wait=0.0).answers(SPLIT, after=latest + 1e-9).result, Busy)
 
 

@@ -107,6 +107,23 @@ def test_trouble_of_a_step_that_is_done_alone_is_that_of_its_flow(trouble: Excep
         flow.send(None)
 
 
+def test_an_interrupt_of_a_pause_is_thrown_into_all_that_pause() -> None:
+    undone: list[str] = []
+
+    def pauses(name: str) -> Flow[None]:
+        try:
+            yield Pause(1.0)
+        except KeyboardInterrupt:
+            undone.append(name)
+            raise
+
+    flow = together([pauses("a"), pauses("b")])
+    next(flow)
+    with pytest.raises(KeyboardInterrupt):
+        flow.throw(KeyboardInterrupt())
+    assert undone == ["a", "b"]
+
+
 def test_of_several_pauses_all_last_as_long_as_the_longest() -> None:
     def pauses(seconds: float) -> Flow[float]:
         return (yield Pause(seconds))
