@@ -816,25 +816,6 @@ def test_an_endless_wait_never_looks_for_the_last_time() -> None:
 # --- acquire: waiting where there is no queue -----------------------------------------------
 
 
-def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses() -> None:
-    stage, pauses = acquiring(wait=1.0), []
-    while not stage.ended:
-        if isinstance(stage.step, Pause):
-            pauses.append(stage.step.seconds)
-            stage.sleeps()
-        else:
-            stage.answers([b"busy", 9000, VALUE, 9000], after=0.0)
-    assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0, "lottery")
-    assert stage.now == pytest.approx(1.0)
-    bounds = [min(SHORTEST_PAUSE * 2**n, LONGEST_PAUSE) for n in range(len(pauses))]
-    *pauses, last = pauses
-    assert all(
-        bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds[:-1], strict=True)
-    )
-    assert 0 <= last <= LONGEST_PAUSE
-    assert len({pause / bound for pause, bound in zip(pauses, bounds[:-1], strict=True)}) > 5
-
-
 SPLIT = [b"split", 9000, VALUE, 9000]
 BUSY = [b"busy", 9000, VALUE, 9000]
 
@@ -851,6 +832,22 @@ def pauses_after(stage: Stage, answer: list[Any], after: float = 0.001) -> list[
     return pauses
 
 
+def assert_growing_and_jittered(pauses: list[float]) -> None:
+    """Each pause is of a random length, between half of its bound and all of it."""
+    bounds = [min(SHORTEST_PAUSE * 2**n, LONGEST_PAUSE) for n in range(len(pauses))]
+    assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=True))
+    assert len({pause / bound for pause, bound in zip(pauses, bounds, strict=True)}) > 5
+
+
+def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses() -> None:
+    stage = acquiring(wait=1.0)
+    *pauses, last = pauses_after(stage, BUSY, after=0.0)
+    assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0, "lottery")
+    assert stage.now == pytest.approx(1.0)
+    assert_growing_and_jittered(pauses)
+    assert 0 <= last <= LONGEST_PAUSE
+
+
 def test_after_a_split_vote_it_asks_again_even_without_a_wait() -> None:
     stage = acquiring(wait=0.0).answers(SPLIT).sleeps()
     assert asks(stage.step)
@@ -863,9 +860,8 @@ def test_votes_that_stay_split_end_as_busy_after_a_few_tries_at_random_times() -
     stage = acquiring(wait=0.0)
     pauses = pauses_after(stage, SPLIT)
     assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0, "lottery")
-    bounds = [SHORTEST_PAUSE * 2**n for n in range(7)]
-    assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=True))
-    assert len({pause / bound for pause, bound in zip(pauses, bounds, strict=True)}) > 5
+    assert len(pauses) == 7
+    assert_growing_and_jittered(pauses)
 
 
 def test_the_last_try_after_a_wait_may_be_split_too() -> None:

@@ -42,6 +42,7 @@ from django_redislock.rules.replies import (
     LookReply,
     NamesReply,
     RunsReply,
+    SplitReply,
     TurnReply,
     read_try,
 )
@@ -259,8 +260,7 @@ class Voting:
             return b"%b %d" % (answer, number)
         yield from self._give_back(call, number)
         # The other delivery may see this one, and give its permit back, too; a hold stays.
-        word = b"split" if _is_own(seen[bar], args) else b"busy"
-        return [*_as_busy(seen[bar])._replace(word=word)]
+        return _barred(seen[bar], args, own=b"split")
 
     def _ask_for_permits(
         self, call: Call, args: AcquireArgs, numbers: Iterable[int]
@@ -303,7 +303,7 @@ class Voting:
             return 0, _barred(found[bar], args)
         if not busy:
             return 0, [*EndlessReply(b"endless")]
-        return 0, [*min(busy, key=lambda one: (one.word != b"split", int(one.left_ms)))]
+        return 0, [*min(busy, key=lambda one: (not isinstance(one, SplitReply), int(one.left_ms)))]
 
     def _permits(
         self, call: Call, numbers: Iterable[int]
@@ -552,9 +552,9 @@ def _bar(found: Mapping[int, LookReply], args: AcquireArgs) -> int:
     return own or int(is_kept)
 
 
-def _barred(look: LookReply, args: AcquireArgs) -> list[Any]:
-    """The reply to an acquire that met such a lease."""
-    return [*_as_busy(look)._replace(word=b"own" if _is_own(look, args) else b"busy")]
+def _barred(look: LookReply, args: AcquireArgs, own: bytes = b"own") -> list[Any]:
+    """The reply to an acquire that met such a lease; *own* is its word for another delivery's."""
+    return [*_as_busy(look)._replace(word=own if _is_own(look, args) else b"busy")]
 
 
 def _is_run(args: AcquireArgs) -> bool:
