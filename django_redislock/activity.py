@@ -14,6 +14,7 @@ class Activity(NamedTuple):
     """The work of the current thread or asyncio task."""
 
     path: str = ""  # Of the HTTP request being served.
+    command: str = ""  # Of a shell, if the work is done by one; or else what runs this process.
     task: str = ""  # The full name of the job: of a task, a function or a command.
     task_id: str = ""
     deferred: str = ""  # See Owner.deferred.

@@ -611,7 +611,7 @@ def run_job(
             " @single_instance(limits=...)."
         )
     work = called(body, "run_job()")
-    activity = Activity(task=text(job, "job"))
+    activity = Activity(task=text(job, "job"), command=current_activity.get().command)
     named = Named(lambda args, kwargs: checked, checked)
     run = JobRun(activity, options, named)
     result: Result | Skipped = run.execute(work)

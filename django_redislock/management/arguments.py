@@ -290,12 +290,18 @@ def add_run(acts: Any, version: str) -> CommandParser:
         ("--wait", _wait, "to wait for the lock; inf: for ever (not at all)"),
         ("--min-hold", _duration, "for which the lock stays taken after a success"),
         ("--once", _duration, "for which the work is done after a success, and skipped with 0"),
-        ("--grace", _duration, "from SIGTERM to SIGKILL if the lease is lost (10s)"),
+        ("--grace", _duration, "from SIGTERM to SIGKILL when the command is to end (10s)"),
     ):
         act.add_argument(option, type=convert, metavar="TIME", help=does)
     act.add_argument("--limit", type=_limit, metavar="N", help="how many may run at a time (1)")
     act.add_argument(
         "--busy-exit", type=_status, metavar="STATUS", help="exit status of a skip (75)"
+    )
+    act.add_argument(
+        "--job",
+        action=Given,
+        metavar="NAME",
+        help="what the job is called in records, alarms and metrics (the lock's name)",
     )
     act.set_defaults(grace=10.0, busy_exit=BUSY)
     act.add_argument(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
+from django_redislock.activity import Activity, busy_with
 from django_redislock.exceptions import LockLost
 from django_redislock.humanize import visible
 from django_redislock.jobs.options import JobOptions
@@ -47,6 +48,7 @@ def run(
     grace: float,
     busy_exit: int,
     json: bool,
+    job: str | None = None,
     verbosity: int = 1,
     **options: Any,
 ) -> int:
@@ -58,9 +60,13 @@ def run(
     if problem := cannot_run(command[0]):
         status, why = problem
         return _end(console, status, f"{shlex.quote(command[0])}: {why}")
-    body, job = partial(_execute, name, command, grace), shlex.join(command)
+    body, job = partial(_execute, name, command, grace), job or check_name(name)
     try:
-        with release_on_sigterm(), no_second_line(job):
+        with (
+            release_on_sigterm(),
+            no_second_line(job),
+            busy_with(Activity(command=shlex.join(command))),
+        ):
             outcome = run_job(job, name, body, _options(alias, options))
     except _Failed as failed:
         return failed.status

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock.management.child import PASSED_ON, Child, cannot_run
+from django_redislock.management import guard
+from django_redislock.management.child import Child, cannot_run
+from django_redislock.management.guard import PASSED_ON
 from tests import ROOT
 from tests.support.servers import stop_process
 from tests.support.waiting import HUNG, wait_until
@@ -24,17 +26,16 @@ if TYPE_CHECKING:
     Start = Callable[..., subprocess.Popen[bytes]]
 
 PARENT = """
-import fcntl, os, sys, termios
+import fcntl, os, sys, termios, threading
 from django_redislock.management import child
 
 if os.isatty(0):
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-child.TIED_BY_KERNEL = sys.argv[1] == "kernel"
-environment = os.environ | {"REDISLOCK_NAME": "lottery"}
-sys.exit(child.Child(sys.argv[2:], environment, 1.0).run())
+grace, order, *program = sys.argv[1:]
+one = child.Child(program, os.environ | {"REDISLOCK_NAME": "lottery"}, float(grace))
+threading.Thread(target=lambda: os.read(int(order), 1) and one.end(), daemon=True).start()
+sys.exit(one.run())
 """
-DEFAULT_TIE = "kernel" if sys.platform == "linux" else "guard"
-both_ties = pytest.mark.parametrize("tie", sorted({DEFAULT_TIE, "guard"}))
 # Tells each signal that it gets, until a line comes.
 LISTENER = """
 import os, select, signal, sys
@@ -50,21 +51,31 @@ sys.exit(5)
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def order() -> Iterator[tuple[int, int]]:
+    """A pipe: what is written to it has the process call Child.end()."""
+    reads, writes = os.pipe()
+    yield reads, writes
+    os.close(reads)
+    os.close(writes)
+
+
+@pytest.fixture
+def start(order: tuple[int, int]) -> Iterator[Start]:
     """Start a process that runs a program by Child."""
     started: list[subprocess.Popen[bytes]] = []
 
     def parent(
         *program: str,
-        tie: str = DEFAULT_TIE,
+        grace: float = 1.0,
         stdin: int = subprocess.PIPE,
         stdout: int = subprocess.PIPE,
     ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-c", PARENT, tie, *program],
+            [sys.executable, "-c", PARENT, str(grace), str(order[0]), *program],
             stdin=stdin,
             stdout=stdout,
             cwd=ROOT,
+            pass_fds=order[:1],
             start_new_session=True,  # Without a terminal, or with one of its own.
         )
         started.append(process)
@@ -99,12 +110,11 @@ def listener(*numbers: int) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", LISTENER, *map(str, numbers)]
 
 
-@both_ties
 def test_the_program_has_our_files_and_environment_and_none_of_pythons_habits(
-    start: Start, tie: str
+    start: Start,
 ) -> None:
     script = "echo $REDISLOCK_NAME; grep SigIgn /proc/self/status; ls /proc/self/fd | wc -l; cat"
-    process = start("sh", "-c", script, tie=tie)
+    process = start("sh", "-c", script)
     everything = bytes(range(256)) * 1000
     out, _ = process.communicate(everything, HUNG)
     name, ignored, files, sent = out.split(b"\n", 3)
@@ -178,14 +188,6 @@ def test_what_a_terminal_sends_to_both_is_not_passed_on(start: Start) -> None:
         os.close(terminal)
 
 
-@both_ties
-def test_if_we_are_killed_so_is_the_program(start: Start, tie: str) -> None:
-    process = start("sh", "-c", "trap '' TERM HUP; echo ready; exec sleep 600", tie=tie)
-    assert line_of(process) == b"ready"
-    process.kill()
-    assert line_of(process) == b""  # Nobody is left that could write.
-
-
 def test_it_is_killed_if_it_does_not_end_within_its_grace(tmp_path: Path) -> None:
     ready, asked = tmp_path / "ready", tmp_path / "asked"
     script = f"trap 'touch {asked}' TERM; touch {ready}; while :; do sleep 0.05; done"
@@ -202,19 +204,129 @@ def test_it_is_killed_if_it_does_not_end_within_its_grace(tmp_path: Path) -> Non
     thread.join(HUNG)
 
 
-def test_it_is_killed_if_we_fail() -> None:
-    child = Child(["sleep", "600"], {}, 1.0)
-    pids: list[int] = []
+def test_all_are_killed_if_we_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = tmp_path / "pids"
 
-    def fail(process: subprocess.Popen[bytes]) -> None:
-        pids.append(process.pid)
+    def fail(process: subprocess.Popen[bytes]) -> int:
+        monkeypatch.undo()
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
         raise KeyboardInterrupt
 
-    child._attend_to = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(subprocess.Popen, "wait", fail)
     with pytest.raises(KeyboardInterrupt):
-        child.run()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pids[0], 0)
+        Child(["sh", "-c", f"sleep 600 & echo $$ $! > {pids}; wait"], {}, 1.0).run()
+    for pid in pids.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+# What keeps a line of a shell from being one process.
+TREES = {
+    "a pipeline": "sleep 600 | sleep 600",
+    "in the background": "sleep 600 & wait",
+    "deaf": "sh -c 'trap : TERM HUP; echo deaf; while :; do sleep 1; done' & wait",
+    "an orphan": "(sh -c 'echo orphan; sleep 600; true' &) ; sleep 600",
+    "in a session of its own": "setsid sh -c 'echo alone; sleep 600; true' & sleep 600",
+}
+each_tree = pytest.mark.parametrize("script", TREES.values(), ids=TREES)
+
+
+def started(start: Start, script: str, **options: float) -> subprocess.Popen[bytes]:
+    """Start a line of a shell, and wait until all its processes are there."""
+    process = start("sh", "-c", f"echo ready; {script}", **options)
+    for _ in range(1 + script.count("echo")):
+        assert line_of(process) != b""
+    return process
+
+
+def wait_for_the_last_of(process: subprocess.Popen[bytes]) -> None:
+    """Wait until nobody is left that could write to its standard output."""
+    assert line_of(process) == b""
+
+
+@each_tree
+def test_if_we_are_killed_so_is_all_that_the_program_has_started(start: Start, script: str) -> None:
+    process = started(start, script)
+    process.kill()
+    wait_for_the_last_of(process)
+
+
+@each_tree
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_us_by_a_signal_ends_what_the_program_leaves_behind(
+    start: Start, script: str, number: signal.Signals
+) -> None:
+    process = started(start, script, grace=0.2)
+    process.send_signal(number)
+    wait_for_the_last_of(process)
+    assert process.wait(HUNG) == 128 + number
+
+
+@each_tree
+@pytest.mark.parametrize("grace", [0.0, 0.2])
+def test_without_the_lock_all_that_the_program_has_started_ends_within_the_grace(
+    start: Start, order: tuple[int, int], script: str, grace: float
+) -> None:
+    process = started(start, script, grace=grace)
+    os.write(order[1], b".")
+    wait_for_the_last_of(process)
+    assert process.wait(HUNG) in {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+def test_all_have_the_grace_though_the_program_ends_first(
+    start: Start, order: tuple[int, int]
+) -> None:
+    late = "trap 'sleep 0.2; echo done; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    process = start("sh", "-c", f"({late}) & wait", grace=HUNG)
+    assert line_of(process) == b"ready"
+    os.write(order[1], b".")
+    assert line_of(process) == b"done"
+    wait_for_the_last_of(process)
+    assert process.wait(HUNG) == 128 + signal.SIGTERM
+
+
+def test_what_a_program_leaves_behind_at_its_own_end_goes_on(start: Start) -> None:
+    process = start("sh", "-c", "exec 3<&0; (read line <&3; echo $line) & exit 3")
+    assert process.wait(HUNG) == 3
+    assert process.stdin
+    process.stdin.write(b"still here\n")
+    process.stdin.flush()
+    assert line_of(process) == b"still here"
+
+
+def test_a_terminals_interrupt_ends_what_the_program_leaves_behind(start: Start) -> None:
+    terminal, theirs = os.openpty()
+    # A shell has its background ignore SIGINT.
+    process = start("sh", "-c", "sleep 600 & echo $!; wait", grace=0.2, stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    try:
+        behind = int(line_from(terminal))
+        os.write(terminal, b"\x03")
+        assert process.wait(HUNG) == 128 + signal.SIGINT
+        with pytest.raises(ProcessLookupError):
+            os.kill(behind, 0)
+    finally:
+        os.close(terminal)
+
+
+def test_the_exit_status_is_known_though_we_were_started_with_sigchld_ignored(start: Start) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = start("sh", "-c", "exit 7")
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    assert process.wait(HUNG) == 7
+
+
+def test_without_proc_the_processes_are_those_of_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = subprocess.Popen(["sleep", "600"])
+    try:
+        assert below.pid in guard._descendants()
+        monkeypatch.setattr(guard.Path, "glob", lambda path, pattern: [])
+        assert guard._descendants() == [below.pid]
+    finally:
+        below.kill()
+        below.wait(HUNG)
 
 
 def test_it_runs_in_another_thread_too() -> None:

@@ -120,7 +120,7 @@ def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(
     assert str(lease.fence) == fence
     assert lease.ended == "failed"
     assert lease.owner.place == f"{socket.gethostname()}:{job.process.pid}"
-    assert str(lease.owner).endswith(" --ttl --help -- x")
+    assert lease.owner.command.endswith(" --ttl --help -- x")
     assert job.err == ""
 
 
@@ -219,9 +219,33 @@ def test_its_runs_have_records(start: Callable[..., Job]) -> None:
     record = task_runs.record("backup")
     assert record is not None
     runs = record.last_success, record.last_failure, record.last_skip
-    assert [run and run.owner.task for run in runs] == ["true", "false", "ls -l"]
+    assert [run and run.owner.command for run in runs] == ["true", "false", "ls -l"]
+    assert {run and run.owner.task for run in runs} == {"backup"}
     assert record.last_skip is not None
     assert record.last_skip.why == "busy"
+
+
+def test_its_job_is_called_as_the_lock_or_as_told(start: Callable[..., Job]) -> None:
+    assert start("cafe\u0301:1", "--", "true").wait() == 0
+    assert start("cafe\u0301:2", "--job", "caf\u00e9", "--", "false").wait() == 1
+    records = held.records()
+    assert records.of_job("caf\u00e9:1").last_success is not None
+    assert records.of_job("caf\u00e9").last_failure is not None
+
+
+def test_a_lost_lease_ends_what_the_command_has_started(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    line = f"sleep 600 | sh -c 'trap : TERM; echo $$ >{pids}; while :; do sleep 1; done' & wait"
+    job = start("backup", "--ttl", "4", "--grace", "0.3", "--", "sh", "-c", line)
+    wait_until(lambda: pids.exists() and pids.read_text())
+    found = held.get("backup")
+    assert found is not None
+    assert held.force_release("backup", found.id, by="test", reason="")
+    assert job.wait() == 76
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pids.read_text()), 0)
 
 
 def test_signals_reach_the_command_and_the_lock_is_free_after_it(start: Callable[..., Job]) -> None:
@@ -312,7 +336,7 @@ def test_after_a_success_it_cools_down_or_is_done(start: Callable[..., Job]) -> 
     status, line = here("daily", "--once", "1d", "--", "true")
     assert status == 0
     assert line.startswith("Skipped: 'daily' is done, by ")
-    assert " true, " in line
+    assert " daily, " in line
 
 
 def test_so_many_run_at_a_time(start: Callable[..., Job]) -> None:
@@ -354,6 +378,7 @@ def test_what_cannot_be_run_takes_no_lock(tmp_path: Path) -> None:
         (["backup", "--limit", "2", "--once", "5m", "--", "true"], "once and limit exclude"),
         (["backup", "--using", "jobs", "--", "true"], "no alias 'jobs'"),
         (["back\nup", "--", "true"], "Invalid lock name"),
+        (["backup", "--job", "", "--", "true"], "--job: it is empty"),
     ],
 )
 def test_wrong_usage_is_explained(arguments: list[str], says: str) -> None:
