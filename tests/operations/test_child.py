@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock.management import guard
 from django_redislock.management.child import Child, cannot_run
 from django_redislock.management.guard import PASSED_ON
 from tests import ROOT
@@ -318,15 +317,22 @@ def test_the_exit_status_is_known_though_we_were_started_with_sigchld_ignored(st
     assert process.wait(HUNG) == 7
 
 
-def test_without_proc_the_processes_are_those_of_ps(monkeypatch: pytest.MonkeyPatch) -> None:
-    below = subprocess.Popen(["sleep", "600"])
-    try:
-        assert below.pid in guard._descendants()
-        monkeypatch.setattr(guard.Path, "glob", lambda path, pattern: [])
-        assert guard._descendants() == [below.pid]
-    finally:
-        below.kill()
-        below.wait(HUNG)
+WITHOUT_PROC = """
+import subprocess
+from django_redislock.management import guard
+
+below = subprocess.Popen(["sleep", "600"])
+found = [guard._descendants()]
+guard.Path.glob = lambda path, pattern: []
+found.append(guard._descendants())
+below.kill()
+found.append(guard._descendants())
+assert found == [[below.pid], [below.pid], []], (found, below.pid)
+"""
+
+
+def test_without_proc_the_processes_are_those_of_ps() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_PROC], cwd=ROOT, timeout=HUNG, check=True)
 
 
 def test_it_runs_in_another_thread_too() -> None:
