@@ -6,8 +6,8 @@
 --           skips: how many since the last success
 --           skipped: when(ms) "," of each of the last skips
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
---           terms: when(ms) the queued task may run "|" when(ms) its message expires, or nothing
---           task: id of the queued task "|" its name
+--           terms: when(ms) the queued task may run "|" when(ms) its message expires, or nothing "|" its way
+--           task: id of the queued task "|" its name, with more if not all its calls are the same
 --           asked: when(ms) the last call was made that was not published because of the queued one
 --           last, last:ID: see _last_call.lua
 --           started: the run that has begun, in the same form; why is the id of its lease, by which
