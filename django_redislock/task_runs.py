@@ -582,7 +582,7 @@ def announce(
     """
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
-    told = (one.encode(errors="replace") for one in (task, way.replace("|", "/")))
+    told = (one.encode(errors="replace") for one in (task, way))
     asked = task_id, *times, end, arguments, *told
     waiting: bytes = _call(scripts.ANNOUNCE, name, *asked, using=using)
     return waiting.decode()

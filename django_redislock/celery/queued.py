@@ -37,7 +37,7 @@ from django_redislock.exceptions import LockUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from celery import Task
+    from celery import Celery, Task
 
     from django_redislock.celery.options import SingleInstance
 
@@ -199,7 +199,7 @@ def _announce(
         "lives": lives,
         "arguments": arguments,
         "task": of + _marks_of(routed.get("headers") or {}, ours.queued_headers),
-        "way": _way_of(routed),
+        "way": _way_of(routed, task.app),
     }
     # RabbitMQ drops a message that has expired without telling a worker.
     ttl = min(delay + ours.queued_ttl, lives)
@@ -216,11 +216,14 @@ def _announce(
     return ""
 
 
-def _way_of(routed: Mapping[str, Any]) -> str:
+def _way_of(routed: Mapping[str, Any], app: Celery) -> str:
     """Where a message goes, and how soon it is taken from there."""
     places = (routed.get(one) for one in ("queue", "exchange"))
     names = [getattr(place, "name", place) for place in places]
-    return "/".join(str(one) for one in (*names, routed.get("routing_key"), routed.get("priority")))
+    parent = app.current_worker_task if app.conf.task_inherit_parent_priority else None
+    inherited = parent and (parent.request.delivery_info or {}).get("priority")
+    priority = routed.get("priority", inherited)
+    return "/".join(str(one) for one in (*names, routed.get("routing_key"), priority))
 
 
 def _marks_of(headers: Mapping[str, Any], names: Sequence[str] | None) -> str:

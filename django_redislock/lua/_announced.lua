@@ -1,6 +1,6 @@
 -- announced: the call that waits in the broker's queue and stands for others, see announce.lua.
 --
--- runs      queued, terms, asked, task: see _runs.lua
+-- runs      queued, terms, asked, task, way: see _runs.lua
 -- calls     the lock keys with such a call -> until when (ms) it stands for others, for listings
 
 -- Lets the call *id* stand for others, for *ttl* ms from *ms* on.

@@ -16,14 +16,16 @@ local ms = milliseconds(clock())
 local due, dies = ms + (delay or 0), tonumber(lives) and ms + lives
 local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)|(.*)$')
 if expiry and tonumber(expiry) > ms and waiting ~= id then
-  local its_due, its_end, its_way = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)|?([^|]*)')
-  local of, its_task = string.match(call('HGET', RUNS, 'task') or '', '^(.-)|(.+)$')
-  if task ~= '' and of == waiting and its_task ~= task then -- older versions leave another call's
+  local its_due, its_end = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)')
+  local function is_other(field, own) -- older versions leave that of another call
+    local of, its = string.match(call('HGET', RUNS, field) or '', '^(.-)|(.+)$')
+    return own ~= '' and of == waiting and its ~= own
+  end
+  if is_other('task', task) then
     return '' -- two tasks with one key: a call of the other does not do the work of this one
   end
   its_end = tonumber(its_end)
-  local same_way = its_way == way or its_way == '' or way == '' -- older versions do not say it
-  if arguments ~= '-' and its_due and same_way and tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
+  if arguments ~= '-' and its_due and not is_other('way', way) and tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
     if arguments and arguments ~= '' then
       -- The waiting task may run later than announced, if it waits longer in the queue or in a worker.
       keep_last_call(waiting, ms, math.max(tonumber(expiry), tonumber(its_due)) - ms + DAY, arguments)
@@ -42,8 +44,10 @@ if arguments and arguments ~= '' then
   end
 end
 call('HDEL', RUNS, 'asked')
-stand(id, ms, ttl, digits(due) .. '|' .. (dies and digits(dies) or '') .. (way ~= '' and '|' .. way or ''))
-if task ~= '' then
-  call('HSET', RUNS, 'task', id .. '|' .. task)
+stand(id, ms, ttl, digits(due) .. '|' .. (dies and digits(dies) or ''))
+for field, own in pairs({ task = task, way = way }) do
+  if own ~= '' then
+    call('HSET', RUNS, field, id .. '|' .. own)
+  end
 end
 return ''

@@ -16,7 +16,7 @@ if standing() ~= id then
   return -1
 end
 -- It runs no later than another call would: the lock that keeps it from running keeps all others, too.
-local others = string.match(call('HGET', RUNS, 'terms') or '', '^%d+|(.*)$') or ''
-stand(id, ms, ttl, '0|' .. others)
+local its_end = string.match(call('HGET', RUNS, 'terms') or '', '^%d+|(%d*)') or ''
+stand(id, ms, ttl, '0|' .. its_end)
 local asked = call('HGET', RUNS, 'asked')
 return asked and ms - asked or -1

@@ -9,7 +9,7 @@ local id, keep = unpack(ARGV)
 keep = tonumber(keep or 0)
 local arguments = last_call(id)
 if standing() == id then
-  call('HDEL', RUNS, 'queued', 'asked', 'terms', 'task')
+  call('HDEL', RUNS, 'queued', 'asked', 'terms', 'task', 'way')
   redis.pcall('ZREM', CALLS, LOCK)
 end
 if arguments and keep > 0 then

@@ -196,13 +196,13 @@ def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server: Keyspac
 
 def test_what_a_newer_version_has_added_to_an_announcement_is_passed_over(server: Keyspace) -> None:
     announce(server, "a")
-    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|way|more")
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
     assert announce(server, "b", 0, 5000) == ""  # It may be dropped later than a.
     assert server.fields(KEYS.runs)["queued"].endswith("|b")
-    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|way|more")
-    assert announce(server, "c", 0, 900, "", "", "way") == "b"
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
+    assert announce(server, "c", 0, 900) == "b"
     requeue(server, "b")
-    assert server.fields(KEYS.runs)["terms"] == f"0|{server.ms + 900}|way|more"
+    assert server.fields(KEYS.runs)["terms"] == f"0|{server.ms + 900}"
 
 
 def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_published(
@@ -223,6 +223,10 @@ def test_a_call_stands_for_none_that_goes_another_way(server: Keyspace) -> None:
     assert requeue(server, "b") == 0
     assert announce(server, "d", 0, "", "", "bill", "fast") == "b"
     assert announce(server, "e", 0, "", "", "bill", "slow") == ""
+    server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|f")  # By an older version.
+    assert announce(server, "g", 0, "", "", "bill", "fast") == "f"
+    server.run(scripts.RETRACT, "f")
+    assert not {"way", "task"} & server.fields(KEYS.runs).keys()
 
 
 def test_locks_with_an_announced_call_are_listed_until_it_is_over(server: Keyspace) -> None:

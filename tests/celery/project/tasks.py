@@ -292,14 +292,6 @@ def queued_of_tenant(key: str, what: str) -> str:
     return f"did {key}"
 
 
-@single_instance_task(
-    key="{key}", unique_queued="newest", on_conflict="retry", queued_headers=["_schema_name"]
-)
-def queued_by_tenant(key: str, what: str) -> str:
-    """As queued_of_tenant, but no other header tells calls apart."""
-    return str(queued_of_tenant.run.unguarded(key, what))
-
-
 def key_in_schema(key: str, what: str) -> str:
     """A key for each tenant."""
     return f"{schema.get()}:{key}"
