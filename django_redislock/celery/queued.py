@@ -47,9 +47,10 @@ logger = logs.logger("django_redislock.celery")
 # its caller looks for it under a task id of its own choice.
 _DEPENDENTS = ("link", "link_error", "chain", "chord", "group_id", "task_id")
 
-# How headers begin that differ in each call, since they say which trace it belongs to: those of
-# W3C, New Relic and Sentry, whose "headers" has them once more.
-_OF_TRACES = ("traceparent", "tracestate", "baggage", "newrelic", "sentry-", "headers")
+# Headers that differ in each call, since they say which trace it belongs to: those of W3C, New
+# Relic and Sentry, whose "headers" has them once more; beside our own.
+_OF_NO_CALL = {HEADER, "traceparent", "tracestate", "baggage", "newrelic", "headers"}
+_OF_SENTRY = "sentry-"
 
 
 def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
@@ -229,7 +230,7 @@ def _way_of(routed: Mapping[str, Any], app: Celery) -> str:
 def _marks_of(headers: Mapping[str, Any], names: Sequence[str] | None) -> str:
     """What tells a call with these *headers* from others; "" if nothing does."""
     if names is None:
-        names = [one for one in headers if one != HEADER and not one.startswith(_OF_TRACES)]
+        names = [one for one in {*headers} - _OF_NO_CALL if not one.startswith(_OF_SENTRY)]
     marks = {name: headers[name] for name in sorted(names) if name in headers}
     # A digest, since they may be long or secret.
     return f"|{sha256(repr(marks).encode()).hexdigest()[:32]}" if marks else ""

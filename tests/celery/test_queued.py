@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery import chain
+from celery._state import _task_stack
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import REVOKED
 from celery.worker import control
@@ -151,6 +152,22 @@ class TestWithoutWorker:
         first = task.delay(key)
         assert task.delay(key).id == first.id
         assert task.delay(key, seconds=1).id != first.id
+
+    def test_the_priority_counts_that_a_call_inherits(self, own_stage: Stage) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        own_stage.app.conf.task_inherit_parent_priority = True
+        first, parent = task.delay(key), own_stage.task("skipping")
+        run = {"id": "parent", "called_directly": False, "delivery_info": {"priority": 9}}
+        parent.push_request(**run)
+        _task_stack.push(parent)
+        try:
+            second = task.delay(key)
+            assert task.delay(key).id == second.id
+        finally:
+            _task_stack.pop()
+            parent.pop_request()
+        assert second.id != first.id
+        assert task.delay(key).published
 
     def test_headers_of_traces_are_no_other_headers(self, own_stage: Stage) -> None:
         key, task = own_stage.key(), own_stage.task("queued")
@@ -407,6 +424,7 @@ class TestWithWorker:
             second = task.apply_async((key, "second"), **later)
             assert second.published
             assert task.apply_async((key, "third"), **later).id == second.id
+            own_stage.wait_for_log(f"Tasks flagged as revoked: {first.id}")
         if waits == "in the queue":
             own_stage.start()  # It was not there to hear of the revocation.
         assert own_stage.result(second) == f"did {key}"
