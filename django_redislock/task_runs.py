@@ -50,6 +50,7 @@ ASKED_AT_ONCE = 1000
 # Lists are bounded, whatever the server holds: names are cheap, records are not.
 MOST_NAMES = 100_000
 MOST_DEFERRED_NAMED = 100
+KEPT_FOR_LATE = 86_400.0  # Seconds, as in lua/announce.lua.
 BECAUSE_OF = "\n"  # In a note of a skip, between the reason and the other owner.
 
 
@@ -265,6 +266,7 @@ class Calls(NamedTuple):
 
     server_time: float
     queued: str  # The task id of the call that waits in the broker's queue and stands for others.
+    queued_task: str  # The name of its task.
     queued_until: float | None  # It stands for others until then.
     runs_from: float | None  # It does not run earlier.
     done_at: float | None  # When the run succeeded after which `once` skips others,
@@ -292,6 +294,41 @@ def calls(names: Sequence[str], *, task_id: str = "", using: str = DEFAULT_ALIAS
     return [_read_calls(CallsReply(*answer), task_id) for answer in answers]
 
 
+class Announced(NamedTuple):
+    """The locks with a call that unique_queued has announced, each with its calls."""
+
+    locks: list[tuple[str, Calls]]
+    partial: bool  # Whether there are more of them.
+    silent: Sequence[str]  # Of several servers, those that did not answer. Their locks are missing.
+
+
+def announced(*, using: str) -> Announced:
+    """The locks with an announced call, up to 100,000.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    permits, total, silent = backends[using].announced_permits(MOST_NAMES)
+    names = [one.name for one in permits]
+    found: list[tuple[str, Calls]] = []
+    for start in range(0, len(names), ASKED_AT_ONCE):
+        some = names[start : start + ASKED_AT_ONCE]
+        found += zip(some, calls(some, using=using), strict=True)
+    locks = [(name, one) for name, one in found if one.queued]
+    return Announced(locks, total > MOST_NAMES, silent)
+
+
+def forget_announced(name: str, found: Calls, *, using: str) -> None:
+    """Let the announced call of announced() stand for no others. It may be in the queue still.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    # Then it runs with the last call's arguments.
+    left = (found.queued_until or 0.0) - found.server_time
+    retract(name, found.queued, keep=left + KEPT_FOR_LATE, using=using)
+
+
 def _read_calls(reply: CallsReply, task_id: str) -> Calls:
     now = in_seconds(reply.server_ms)
     queued_until, queued = _read_until(reply.queued)
@@ -303,6 +340,7 @@ def _read_calls(reply: CallsReply, task_id: str) -> Calls:
     return Calls(
         server_time=now,
         queued=queued,
+        queued_task=_task_in(reply.task, queued),
         queued_until=queued_until,
         runs_from=runs_from or None,
         done_at=done_at,
@@ -316,6 +354,12 @@ def _read_calls(reply: CallsReply, task_id: str) -> Calls:
             for one in reply.line
         ],
     )
+
+
+def _task_in(note: bytes, task_id: str) -> str:
+    """Take the name out of id "|" name of the task "|" more, if it is of this id."""
+    found, _, known = note.decode(errors="replace").partition("|")
+    return known.partition("|")[0] if task_id and found == task_id else ""
 
 
 def _read_until(note: bytes) -> tuple[float | None, str]:
@@ -509,6 +553,7 @@ def announce(
     lives: float = math.inf,
     arguments: bytes = b"",
     task: str = "",
+    way: str = "",
     using: str,
 ) -> str:
     """Announce a call that is about to be queued. For *ttl* seconds it is the only one.
@@ -522,8 +567,10 @@ def announce(
         arguments: With which the call that stands for this one is to run; retract() returns them.
             b"" leaves that call its own. b"-" means too long to keep, so no call stands for this
             one.
-        task: The name of its task, with its limits if they must be the same. A call with another
-            one, under the same lock, neither stands for this one nor makes way for it.
+        task: The name of its task, with more if not all of its calls are the same. A call with
+            another one, under the same lock, neither stands for this one nor makes way for it.
+        way: The queue, routing key and priority of its message. A call that goes another way does
+            not stand for this one. "" stands for any.
         using: The alias of the lock.
 
     Returns:
@@ -535,7 +582,8 @@ def announce(
     """
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
-    asked = task_id, *times, end, arguments, task.encode(errors="replace")
+    told = (one.encode(errors="replace") for one in (task, way))
+    asked = task_id, *times, end, arguments, *told
     waiting: bytes = _call(scripts.ANNOUNCE, name, *asked, using=using)
     return waiting.decode()
 

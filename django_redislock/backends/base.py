@@ -284,6 +284,10 @@ class Backend(ABC):
         """The locks of jobs, the last to run first: all permits of a name are one."""
         return self._indexed("ran", limit, 0, latest_first=True)
 
+    def announced_permits(self, limit: int) -> Indexed:
+        """The locks with a call that unique_queued has announced, the first to end first."""
+        return self._indexed("calls", limit, 0, latest_first=False)
+
     def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
         permits: list[Permit] = []
         total = 0

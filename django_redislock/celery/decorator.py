@@ -27,7 +27,13 @@ from django_redislock.celery.options import (
     refuse_attributes,
     split,
 )
-from django_redislock.celery.queued import check_backend, hear_ends, is_exempt, publish_once
+from django_redislock.celery.queued import (
+    QueuedResult,
+    check_backend,
+    hear_ends,
+    is_exempt,
+    publish_once,
+)
 from django_redislock.celery.run import (
     TaskRun,
     check_baton,
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
     from celery.canvas import Signature
-    from celery.result import AsyncResult
+    from celery.result import AsyncResult as Result  # SingleInstanceTask has a method of that name.
 
     from django_redislock.celery.options import Conflict
     from django_redislock.jobs.skipped import Skipped
@@ -175,6 +181,13 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         """The name of the lock of a run with these arguments."""
         return self._naming(tuple(args), kwargs) if self._naming else self._own_name
 
+    def AsyncResult(self, task_id: str, **how: Any) -> Result:  # noqa: N802 # Celery's name
+        """As Celery's; with unique_queued, delay() returns one that tells of its call."""
+        if not self.single_instance_options.unique_queued:
+            return super().AsyncResult(task_id, **how)
+        known = {"backend": self.backend, "task_name": self.name, "app": self._get_app()}
+        return QueuedResult(task_id, **known, **how)
+
     def _carrying_baton(
         self, args: Any, kwargs: Mapping[str, Any], options: dict[str, Any]
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -197,7 +210,9 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         """As Celery's; it takes a baton as apply_async() does, for canvases in eager mode."""
         if kwargs and "baton" in kwargs:
             kwargs, options = self._carrying_baton(args, kwargs, options)
-        return super().apply(args, kwargs, *others, **options)
+        result = super().apply(args, kwargs, *others, **options)
+        result.published = True  # In eager mode apply_async() returns it.
+        return result
 
     def apply_async(
         self,
@@ -209,7 +224,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> AsyncResult:
+    ) -> Result:
         """As Celery's; with unique_queued only if no call with the same key waits in the queue.
 
         A keyword argument ``baton``, unless the task has one itself, is a baton from
@@ -231,8 +246,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         # By name: many task classes have apply_async(args, kwargs, **options).
         named = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
 
-        def publish(task_id: str | None, **added: str) -> AsyncResult:
-            how = carrying(options, **added) if added else options
+        def publish(task_id: str | None, how: Mapping[str, Any] = options) -> Result:
             return super(SingleInstanceTask, self).apply_async(
                 args, kwargs, task_id=task_id, **named, **how
             )
@@ -242,8 +256,6 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         if not is_unique or has_baton or is_exempt(self, depends):
             return publish(task_id)
         name = self.lock_name(tuple(args or ()), kwargs or {})
-        when = {one: options.get(one) for one in ("countdown", "eta")}
-        expires = options.get("expires", self.expires)
         arguments, of = b"", self.name
         if self.single_instance_options.unique_queued == NEWEST:
             check_backend(self)
@@ -252,7 +264,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
                 # The run that waits takes its own limits, so they must be those of this call too.
                 limits = self.limits_of(tuple(args or ()), kwargs or {})
                 of = "|".join([of, *(f"{limit.name}#{limit.number}" for limit in limits)])
-        return publish_once(self, name, publish, arguments, of=of, expires=expires, **when)
+        return publish_once(self, name, publish, options, arguments, of=of)
 
 
 def _function_of(run: Any) -> tuple[Callable[..., Any], bool]:
@@ -298,10 +310,10 @@ if TYPE_CHECKING:
         ) -> Returned | Skipped: ...
 
         @overload
-        def delay(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> AsyncResult: ...
+        def delay(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result: ...
         @overload
-        def delay(self, *args: Any, baton: str, **kwargs: Any) -> AsyncResult: ...
-        def delay(self, *args: Any, **kwargs: Any) -> AsyncResult: ...
+        def delay(self, *args: Any, baton: str, **kwargs: Any) -> Result: ...
+        def delay(self, *args: Any, **kwargs: Any) -> Result: ...
 
         def delay_on_commit(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None: ...
 
@@ -339,6 +351,7 @@ def single_instance_task(
     limits: Sequence[Limit] | None = None,
     unique_queued: bool | Literal["newest"] = False,
     queued_ttl: Seconds = HOUR,
+    queued_headers: Sequence[str] | None = None,
     give_up_after: int | None = None,
     using: str = DEFAULT_ALIAS,
     atomic: bool | str = False,
@@ -366,6 +379,7 @@ def single_instance_task(
     limits: Sequence[Limit] | None = None,
     unique_queued: bool | Literal["newest"] = False,
     queued_ttl: Seconds = HOUR,
+    queued_headers: Sequence[str] | None = None,
     give_up_after: int | None = None,
     using: str = DEFAULT_ALIAS,
     atomic: bool | str = False,
@@ -415,8 +429,13 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             published then; it returns the AsyncResult of the waiting one. That one runs with its
             own arguments, or with "newest" with those of the last call that it stands for. It
             counts as waiting until its body starts, also if it finds the lock busy and goes back to
-            the queue. It stands for no call that would run earlier, or expire later.
-        queued_ttl: How long a call counts as waiting in the queue without any news of it.
+            the queue. It stands for no call that would run earlier or expire later, or that goes
+            to another queue, with another priority or with other headers. The result's
+            ``published`` says whether its call was published.
+        queued_ttl: How long a call counts as waiting in the queue without any news of it, from when
+            it is due.
+        queued_headers: Names of the headers of messages in which calls for which one waits must be
+            alike, such as that of a tenant. Default: all headers but Celery's and those of traces.
         give_up_after: How many times a call may start and never end, as when its worker is killed
             for want of memory. After that it fails with RunAbandoned, and is not started again. It
             needs acks_late. None starts the call at each delivery.

@@ -40,6 +40,7 @@ class SingleInstance(JobOptions):
     abort_on_lost: bool = False
     unique_queued: bool | Literal["newest"] = False
     queued_ttl: float = HOUR
+    queued_headers: tuple[str, ...] | None = None
     give_up_after: int | None = None
 
     conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "retry", "wait")
@@ -74,6 +75,8 @@ class SingleInstance(JobOptions):
                 f"give_up_after must be an integer, at least 1, not {most!r}: how many starts of a"
                 " call may kill their worker."
             )
+        if (headers := raw.get("queued_headers")) is not None:
+            raw = {**raw, "queued_headers": _check_headers(headers)}
         parsed = super().parse(raw)
         parsed.check_answered()
         if isinstance(key, str):
@@ -107,10 +110,11 @@ class SingleInstance(JobOptions):
                 'conflict_deadline needs on_conflict="retry" or on_unavailable="retry", or'
                 ' on_conflict="wait" with unique_queued: no other run comes back.'
             )
-        if "queued_ttl" in given and not self.unique_queued:
-            raise ValueError(
-                "queued_ttl needs unique_queued=True: without it each call is published."
-            )
+        for name in ("queued_ttl", "queued_headers"):
+            if name in given and not self.unique_queued:
+                raise ValueError(
+                    f"{name} needs unique_queued=True: without it each call is published."
+                )
         if self.key is not None and self.limits:
             raise ValueError("limits say the names of the locks themselves: leave key out.")
         super().check_together(given)
@@ -130,7 +134,17 @@ _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
         ),
     ),
     "queued_ttl": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
+    "queued_headers": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
 }
+
+
+def _check_headers(names: Any) -> tuple[str, ...]:
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    raise ValueError(
+        "queued_headers must be a list of the names of headers that belong to a call's identity,"
+        f' such as ["_schema_name"], not {names!r}.'
+    )
 
 
 def inherited(cls: type) -> dict[str, Any]:

@@ -9,25 +9,35 @@ lock around the body still keeps the runs apart.
 
 from __future__ import annotations
 
+from functools import partial
+from hashlib import sha256
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Reject
+from celery.result import AsyncResult
 from celery.signals import task_postrun, task_revoked
-from celery.states import RETRY, SUCCESS
+from celery.states import READY_STATES, RETRY, SUCCESS
 from celery.utils import uuid
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import logs, task_runs
 from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE, Deferred
-from django_redislock.celery.message import acks_late, carried, seconds_left
+from django_redislock.celery.message import (
+    HEADER,
+    acks_late,
+    carried,
+    carrying,
+    seconds_left,
+    shows_results,
+)
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from celery import Task
-    from celery.result import AsyncResult
+    from celery import Celery, Task
 
     from django_redislock.celery.options import SingleInstance
 
@@ -36,6 +46,11 @@ logger = logs.logger("django_redislock.celery")
 # Options of a call that needs a result of its own, and so is published: something depends on it, or
 # its caller looks for it under a task id of its own choice.
 _DEPENDENTS = ("link", "link_error", "chain", "chord", "group_id", "task_id")
+
+# Headers that differ in each call, since they say which trace it belongs to: those of W3C, New
+# Relic and Sentry, whose "headers" has them once more; beside our own.
+_OF_NO_CALL = {HEADER, "traceparent", "tracestate", "baggage", "newrelic", "headers"}
+_OF_SENTRY = "sentry-"
 
 
 def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
@@ -70,78 +85,174 @@ def check_backend(task: Task) -> None:
         )
 
 
+class QueuedResult(AsyncResult):  # type: ignore[misc] # Celery has no types
+    """The result of a call of a task with unique_queued.
+
+    Attributes:
+        published: Whether the call was published. Else this is the result of the call that stands
+            for it.
+    """
+
+    published = True
+    retract: Callable[[], object] | None = None  # Of the call, if delay() has returned this.
+
+    def revoke(self, *args: Any, **options: Any) -> None:
+        """As Celery's. From now on the call stands for no others."""
+        super().revoke(*args, **options)
+        if self.retract:
+            self.retract()
+
+
+class _Waits(BaseException):
+    """Ends the publication of a call, since *task_id* waits in the queue and stands for it.
+
+    It is no Exception: for code around Celery's, nothing has failed.
+    """
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(task_id)
+        self.task_id = task_id
+
+
 def publish_once(
     task: Task,
     name: str,
-    publish: Callable[..., AsyncResult],
+    publish: Callable[[str, Mapping[str, Any]], AsyncResult],
+    options: Mapping[str, Any],
     arguments: bytes = b"",
     *,
     of: str,
-    expires: Any,
-    countdown: float | None = None,
-    eta: Any = None,
 ) -> AsyncResult:
     """Publish a call, unless another one that waits in the queue stands for it.
 
-    The waiting call is of the same task, has the same key, runs no later and expires no earlier. It
-    runs with its own arguments, or with *arguments* if there are any. A published call stands for
-    later ones, unless a call of another task with the same key is announced.
+    The waiting call is of the same task, has the same key, goes the same way, runs no later and
+    expires no earlier. It runs with its own arguments, or with *arguments* if there are any. A
+    published call stands for later ones, unless a call of another task with the same key is
+    announced.
 
     Args:
         task: The task.
         name: The lock of the run.
-        publish: Publishes the call. It gets the task id, and more for the message to carry.
+        publish: Publishes the call. It gets the task id, and the options of apply_async().
+        options: These options.
         arguments: Those of the call, packed; b"" if the one that waits keeps its own.
         of: The name of the task, with more if not all of its calls may stand for this one.
-        expires: When its message expires, as Celery takes it.
-        countdown: Seconds until it is to run.
-        eta: When it is to run.
 
     Returns:
-        Its result, or that of the call that stands for it.
+        Its result, or that of the call that stands for it. Its `published` tells which.
     """
     task_id = uuid()
+    router = options.get("router") or task.app.amqp.router
+    ends = False
+
+    def route(*args: Any, **how: Any) -> dict[str, Any]:
+        # Only here the way of the message is known, and the headers that an app's send_task() adds,
+        # as for a tenant. Nothing has been made or sent so far.
+        routed: dict[str, Any] = router.route(*args, **how)
+        # A class of the project's may publish later, at a commit: then nobody would hear of it.
+        if not ends and (waiting := _announce(task, name, task_id, arguments, options, routed, of)):
+            raise _Waits(waiting)
+        return routed
+
+    how = carrying(options, queued=name) | {"router": SimpleNamespace(route=route)}
     try:
-        delay = countdown or (0.0 if eta is None else seconds_left(eta))
-        waiting = _announce(task, name, task_id, arguments, delay, seconds_left(expires), of)
-        if not waiting:
-            return publish(task_id, queued=name)
+        result = publish(task_id, how)
+    except _Waits as waits:
+        result = task.AsyncResult(waits.task_id)
+        result.published = False
     except BaseException:
         # Also after an interrupt: the announcement may have been carried out.
         retract(task, name, task_id)
         raise
-    logger.info(
-        "Did not publish %s: %s waits in the queue, with the same key %r",
-        task.name,
-        waiting,
-        name,
-        extra=_said(task, name, waiting),
-    )
-    return task.AsyncResult(waiting)
+    finally:
+        ends = True
+    if isinstance(result, QueuedResult):  # A class of the project's may return something else.
+        # If no worker hears that it is revoked, it runs, with the last call's arguments.
+        keep = task_runs.KEPT_FOR_LATE
+        result.retract = partial(retract, task, name, result.id, keep=keep)
+        if not result.published:
+            extra = _said(task, name, result.id)
+            says = "Did not publish %s: %s waits in the queue, with the same key %r"
+            logger.info(says, task.name, result.id, name, extra=extra)
+    return result
 
 
 def _announce(
-    task: Task, name: str, task_id: str, arguments: bytes, delay: float, lives: float, of: str
+    task: Task,
+    name: str,
+    task_id: str,
+    arguments: bytes,
+    options: Mapping[str, Any],
+    routed: Mapping[str, Any],
+    of: str,
 ) -> str:
-    """Announce a call. It runs after *delay* seconds, and its message lives for *lives* seconds.
+    """Announce a call with these *options*, which is going to be published as they are *routed*.
 
     Returns:
         "" if it is to be published, else the id of the one that waits.
     """
-    options: SingleInstance = task.single_instance_options
+    ours: SingleInstance = task.single_instance_options
+    eta = options.get("eta")
+    delay = max(options.get("countdown") or (0.0 if eta is None else seconds_left(eta)), 0.0)
+    lives = seconds_left(options.get("expires", task.expires))
+    what: dict[str, Any] = {
+        "delay": delay,
+        "lives": lives,
+        "arguments": arguments,
+        "task": of + _marks_of(routed.get("headers") or {}, ours.queued_headers),
+        "way": _way_of(routed, task.app),
+    }
     # RabbitMQ drops a message that has expired without telling a worker.
-    ttl = min(options.queued_ttl, lives)
+    ttl = min(delay + ours.queued_ttl, lives)
     try:
-        when = {"delay": delay, "lives": lives}
-        return task_runs.announce(
-            name, task_id, ttl, **when, arguments=arguments, task=of, using=options.using
-        )
+        while waiting := task_runs.announce(name, task_id, ttl, **what, using=ours.using):
+            if not _has_ended(task, waiting):
+                return waiting
+            task_runs.retract(name, waiting, keep=_kept_for(task), using=ours.using)
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.
         extra = _said(task, name, task_id, error)
         says = "Publishing %s[%s] without asking: %s"
         logger.warning(says, task.name, task_id, error, extra=extra)
-        return ""
+    return ""
+
+
+def _way_of(routed: Mapping[str, Any], app: Celery) -> str:
+    """Where a message goes, and how soon it is taken from there."""
+    places = (routed.get(one) for one in ("queue", "exchange"))
+    names = [getattr(place, "name", place) for place in places]
+    parent = app.current_worker_task if app.conf.task_inherit_parent_priority else None
+    inherited = parent and (parent.request.delivery_info or {}).get("priority")
+    priority = routed.get("priority", inherited)
+    return "/".join(str(one) for one in (*names, routed.get("routing_key"), priority))
+
+
+def _marks_of(headers: Mapping[str, Any], names: Sequence[str] | None) -> str:
+    """What tells a call with these *headers* from others; "" if nothing does."""
+    if names is None:
+        names = [one for one in {*headers} - _OF_NO_CALL if not one.startswith(_OF_SENTRY)]
+    marks = {name: headers[name] for name in sorted(names) if name in headers}
+    # A digest, since they may be long or secret.
+    return f"|{sha256(repr(marks).encode()).hexdigest()[:32]}" if marks else ""
+
+
+def _has_ended(task: Task, task_id: str) -> bool:
+    """Whether an announced call has a result: it was revoked, or its end could not be told."""
+    try:
+        return shows_results(task) and task.backend.get_state(task_id) in READY_STATES
+    except Exception as error:  # noqa: BLE001 # Each backend has its own.
+        says = "Whether %s[%s] still waits in the queue is not known: %s"
+        extra = logs.of(job=task.name, task_id=task_id)
+        logger.warning(says, task.name, task_id, error, extra=extra)
+        return False
+
+
+def _kept_for(task: Task) -> float:
+    """How long to keep the last call's arguments for a call that has failed.
+
+    A second delivery of its message is executed.
+    """
+    return float(task.recognised_for) if acks_late(task) else 0.0
 
 
 def retract(task: Task, name: str, task_id: str, *, keep: float = 0.0) -> bytes | None:
@@ -221,9 +332,7 @@ def _retract_unstarted(
     """In a worker: a message has expired, or was revoked, before it started; or else it *fails*."""
     ours = hasattr(sender, "single_instance_options")
     if ours and (name := carried(request.headers).get("queued")):
-        # A second delivery of a message that was processed is executed if the first has failed.
-        keeps = fails and acks_late(sender)
-        retract(sender, name, request.id, keep=sender.recognised_for if keeps else 0.0)
+        retract(sender, name, request.id, keep=_kept_for(sender) if fails else 0.0)
 
 
 def hear_ends() -> None:

@@ -7,7 +7,8 @@
 --           skipped: when(ms) "," of each of the last skips
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
 --           terms: when(ms) the queued task may run "|" when(ms) its message expires, or nothing
---           task: id of the queued task "|" its name
+--           task: id of the queued task "|" its name, with more if not all its calls are the same
+--           way: id of the queued task "|" the queue, routing key and priority of its message
 --           asked: when(ms) the last call was made that was not published because of the queued one
 --           last, last:ID: see _last_call.lua
 --           started: the run that has begun, in the same form; why is the id of its lease, by which
@@ -30,7 +31,7 @@ local function time_of(entry)
   return type(entry) == 'string' and tonumber(string.match(entry, '^(%d+)|')) or 0
 end
 
-local OF_WHO_WAITS = { queued = true, asked = true, terms = true, task = true }
+local OF_WHO_WAITS = { queued = true, asked = true, terms = true, task = true, way = true }
 
 -- Drops the records of a lock, but not the call that waits in the broker's queue, nor the arguments of calls.
 local function drop_records(lock, ms)

@@ -4,7 +4,8 @@
 --          when(ms) that one may run, or '' or 0 if nobody knows,
 --          until(ms) "|" when(ms) "|" owner of the run that a `once` has done, or '',
 --          when(ms) the task has succeeded or '',
---          {{ticket, id, when(ms) it must be back, how many stand before it}, ...}}
+--          {{ticket, id, when(ms) it must be back, how many stand before it}, ...},
+--          id "|" name of the task of the call that waits, with more behind another "|"; or ''}
 -- It compares no times: entries that are over may still be there. See announce.lua,
 -- stand_in_line.lua, _runs.lua.
 local RUNS, LINE, DUE, DONE, FINISHED = unpack(KEYS)
@@ -31,4 +32,4 @@ for _, one in ipairs(named) do
     table.insert(deferred, { digits(ticket), one, digits(due), before })
   end
 end
-return { digits(ms), queued, string.match(terms, '^%d+') or '', done, finished, deferred }
+return { digits(ms), queued, string.match(terms, '^%d+') or '', done, finished, deferred, call('HGET', RUNS, 'task') or '' }

@@ -174,6 +174,13 @@ def add_acts(parser: CommandParser, version: str) -> None:
         help="held by a process of this host that does not exist any more",
     )
     act.add_argument("--all", dest="every", action="store_true", help="all that are held")
+    act.add_argument(
+        "--queued",
+        dest="queued_calls",
+        action="store_true",
+        help="no locks, but the calls that unique_queued has announced, as after a purge of the"
+        " broker: later calls are published. Asks nothing; goes with --task",
+    )
     act.add_argument("--dry-run", action="store_true", help="only print what would be done")
     _add_confirmation(act)
 

@@ -46,6 +46,7 @@ class Keys(NamedTuple):
     fence: str  # Sorted set of one: the greatest fence given out under this prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
     ran: str  # Sorted set: the index of all locks of jobs by their last run in ms.
+    calls: str  # Sorted set: the index of all locks with an announced call by its end in ms.
 
     def of_permit(self, permit: int) -> Keys:
         """The keys of a permit, if these are those of the first, as a plain lock has them."""
@@ -125,6 +126,7 @@ def lock_keys(prefix: str, name: str, permit: int = 1) -> Keys:
         fence=fence_key(prefix),
         held=index_key(prefix),
         ran=ran_index_key(prefix),
+        calls=f"{prefix}:calls",
     )
     return first.of_permit(permit)
 

@@ -77,6 +77,7 @@ class AnnounceArgs(NamedTuple):
     lives: int | str = ""  # ms
     arguments: bytes = b""
     task: str = ""
+    way: str = ""
 
 
 # --- replies to an acquire that grants nothing ----------------------------------------------
@@ -360,6 +361,7 @@ class CallsReply(NamedTuple):
     done: bytes
     finished: bytes
     deferred: list[list[bytes]]
+    task: bytes = b""
 
     @property
     def line(self) -> list[DeferredCall]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import time
 from contextlib import nullcontext
@@ -12,8 +13,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery import chain
+from celery._state import _task_stack
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.states import REVOKED
+from celery.worker import control
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 from django.db.transaction import atomic, set_rollback
 from kombu.exceptions import ContentDisallowed, EncodeError, OperationalError
 
@@ -21,18 +26,21 @@ from django_redislock import LockMisuse, distributed_lock, task_runs
 from django_redislock.celery import SingleInstanceTask, arguments
 from django_redislock.rules import scripts
 from tests.celery.project import PATIENCE
-from tests.celery.project.app import make_app
+from tests.celery.project.app import make_app, schema
 from tests.celery.project.tasks import Order
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Celery
     from celery.result import AsyncResult
 
     from tests.celery.project.stage import Stage
     from tests.conftest import MakeProxy, MakeServer
     from tests.support.proxy import Proxy
 
-pytest_plugins = ["tests.celery.project.stage"]
+pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
 
 
 @pytest.fixture
@@ -51,6 +59,11 @@ def workers_proxy(
 def waiting(stage: Stage) -> int:
     """How many messages wait in the queue."""
     return int(stage.redis.llen("celery"))
+
+
+def _tells_of_revocations() -> bool:
+    """Whether a worker stores that a call was revoked as soon as it hears of it (Celery 5.7)."""
+    return "mark_as_revoked" in inspect.getsource(control)
 
 
 class TestWithoutWorker:
@@ -106,6 +119,109 @@ class TestWithoutWorker:
             assert waiting(own_stage) == 0
         assert waiting(own_stage) == 1
 
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {"queue": "slow"},
+            {"queue": "slow", "priority": 9},
+            {"routing_key": "elsewhere"},
+            {"exchange": "elsewhere", "routing_key": "celery"},
+            {"priority": 9},
+            {"priority": 0},
+            {"headers": {"tenant": "a"}},
+        ],
+        ids=str,
+    )
+    def test_a_call_stands_for_none_that_goes_another_way_or_with_other_headers(
+        self, own_stage: Stage, how: dict[str, Any]
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        first = task.apply_async((key,), **how)
+        assert first.published
+        second = task.delay(key)
+        assert second.published
+        assert second.id != first.id
+        again = task.apply_async((key,), **how)
+        assert again.published == ("headers" not in how), "the last way counts, the first headers"
+
+    def test_the_way_counts_that_routes_choose(self, own_stage: Stage) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        own_stage.app.conf.task_routes = [
+            lambda name, args, kwargs, options, task=None: {"queue": f"of {args[0]} {kwargs}"}
+        ]
+        first = task.delay(key)
+        assert task.delay(key).id == first.id
+        assert task.delay(key, seconds=1).id != first.id
+
+    def test_the_priority_counts_that_a_call_inherits(self, own_stage: Stage) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        own_stage.app.conf.task_inherit_parent_priority = True
+        first, parent = task.delay(key), own_stage.task("skipping")
+        run = {"id": "parent", "called_directly": False, "delivery_info": {"priority": 9}}
+        parent.push_request(**run)
+        _task_stack.push(parent)
+        try:
+            second = task.delay(key)
+            assert task.delay(key).id == second.id
+        finally:
+            _task_stack.pop()
+            parent.pop_request()
+        assert second.id != first.id
+        assert task.delay(key).published
+
+    def test_headers_of_traces_are_no_other_headers(self, own_stage: Stage) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        first = task.delay(key)
+        traced = {"traceparent": "00-1-2-00", "sentry-trace": "1", "baggage": "x", "headers": {}}
+        assert task.apply_async((key,), headers=traced).id == first.id
+
+    def test_queued_headers_says_which_headers_count(self, own_stage: Stage) -> None:
+        # Not in tasks.py, which an older version reads too, see tests/upgrades.
+        options = {"key": "sync", "unique_queued": True, "queued_headers": ["_schema_name"]}
+        how = {"base": SingleInstanceTask, "single_instance": options}
+
+        def sync() -> None: ...
+
+        task = own_stage.app.task(name=own_stage.key(), **how)(sync)
+
+        def call(**headers: str) -> AsyncResult:
+            return task.apply_async(headers=headers)
+
+        first = call(_schema_name="a", request="1")
+        assert call(_schema_name="a", request="2").id == first.id
+        for other in (call(_schema_name="b", request="1"), call(request="1")):
+            assert other.published
+
+    def test_the_result_says_whether_its_call_was_published(self, own_stage: Stage) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        assert task.delay(key).published is True
+        assert task.delay(key).published is False
+        assert task.apply_async((key,), task_id=own_stage.key()).published is True
+        own_stage.app.conf.task_always_eager = True
+        assert task.delay(key).published is True
+
+    def test_a_base_class_that_publishes_later_publishes_without_asking(
+        self, own_stage: Stage
+    ) -> None:
+        later: list[Any] = []
+
+        class Committing(own_stage.app.Task):  # type: ignore[misc, name-defined] # it has no types
+            abstract = True
+
+            def apply_async(self, *args: Any, **options: Any) -> None:
+                later.append(lambda: super(Committing, self).apply_async(*args, **options))
+
+        def sync(key: str) -> None: ...
+
+        base = type("Both", (SingleInstanceTask, Committing), {"abstract": True})
+        how = {"base": base, "single_instance": {"key": "{key}", "unique_queued": True}}
+        task, key = own_stage.app.task(name=own_stage.key(), **how)(sync), own_stage.key()
+        assert task.delay(key) is task.delay(key) is None
+        assert waiting(own_stage) == 0
+        for publish in later:
+            publish()
+        assert waiting(own_stage) == 2
+
     def test_it_ends_with_queued_ttl(self, own_stage: Stage) -> None:
         key = own_stage.key()
         first = own_stage.send("queued_briefly", key)
@@ -115,6 +231,17 @@ class TestWithoutWorker:
             return own_stage.send("queued_briefly", key).id != first.id
 
         wait_until(published, PATIENCE, "another call is published")
+
+    @pytest.mark.parametrize("by", ["countdown", "eta"])
+    def test_which_counts_from_when_it_is_due(self, own_stage: Stage, by: str) -> None:
+        key, task = own_stage.key(), own_stage.task("queued_briefly")
+        delay = task.single_instance_options.queued_ttl + 60
+        when = {by: delay if by == "countdown" else datetime.now(UTC) + timedelta(seconds=delay)}
+        first = task.apply_async((key,), **when)
+        (calls,) = task_runs.calls([key])
+        assert calls.queued == first.id
+        assert calls.queued_until is not None
+        assert delay < calls.queued_until - calls.server_time <= delay + 6
 
     @pytest.mark.parametrize("said", ["by the task", "seconds", "when", "when in UTC"])
     def test_it_ends_when_its_message_expires(self, own_stage: Stage, said: str) -> None:
@@ -271,6 +398,84 @@ class TestWithWorker:
         assert own_stage.result(second) == f"did {key}"
         own_stage.wait_for_log("Discarding revoked task")
 
+    @pytest.mark.parametrize("waits", ["in the queue", "in a worker", "deferred"])
+    @pytest.mark.parametrize("through", ["result", "control"])
+    def test_a_call_made_after_one_was_revoked_runs(
+        self, own_stage: Stage, waits: str, through: str
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task("queued_newest")
+        later = {"countdown": 4} if waits == "in a worker" else {}
+        own_stage.start(*(["--queues", "another"] if waits == "in the queue" else []))
+        lock = distributed_lock(key) if waits == "deferred" else nullcontext()
+        with lock:
+            first = task.apply_async((key, "first"), **later)
+            if waits == "in a worker":
+                own_stage.wait_for_log(f"[{first.id}] received")
+            elif waits == "deferred":
+                own_stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+            assert task.apply_async((key, "merged"), **later).id == first.id
+            if through == "result":
+                first.revoke()
+            else:
+                if not _tells_of_revocations():
+                    pytest.skip("this Celery says it when the call is due")
+                own_stage.app.control.revoke(first.id)
+                wait_until(lambda: first.state == REVOKED, PATIENCE, "it is known", every=0.02)
+            second = task.apply_async((key, "second"), **later)
+            assert second.published
+            assert task.apply_async((key, "third"), **later).id == second.id
+            own_stage.wait_for_log(f"Tasks flagged as revoked: {first.id}")
+        if waits == "in the queue":
+            own_stage.start()  # It was not there to hear of the revocation.
+        assert own_stage.result(second) == f"did {key}"
+        own_stage.wait_until_idle()
+        said = [one["what"] for one in own_stage.events(key, "what")]
+        assert said[-1] == "third"
+        assert len(said) == (2 if waits == "in the queue" else 1)
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's.
+    def test_a_call_whose_end_the_server_was_not_told_stands_for_no_others(
+        self, own_stage: Stage
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        first = task.delay(key)
+        task.backend.mark_as_failure(first.id, ValueError("as when only Redis is down"))
+        second = task.delay(key)
+        assert second.published
+        assert task.delay(key).id == second.id
+
+    def test_if_no_result_can_be_read_an_announced_call_counts_as_waiting(
+        self, own_stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        first = task.delay(key)
+
+        def refuse(*args: Any) -> None:
+            raise ConnectionError("refused")
+
+        monkeypatch.setattr(task.backend, "get_state", refuse)
+        assert task.delay(key).id == first.id
+        assert "still waits in the queue is not known: refused" in caplog.text
+
+    @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+    def test_after_a_purge_calls_are_published_once_the_announced_ones_are_forgotten(
+        self, request: pytest.FixtureRequest, own_stage: Stage, broker: str
+    ) -> None:
+        if broker == "rabbitmq":
+            url = request.getfixturevalue("rabbit").url
+            ours = {"broker_url": url, "task_default_queue": own_stage.key()}
+            own_stage.conf |= ours
+            own_stage.app.conf.update(ours)
+        key = own_stage.key()
+        lost = own_stage.send("queued", key)
+        assert own_stage.app.control.purge() == 1
+        assert own_stage.send("queued", key).id == lost.id
+        call_command("locks", "clean", "--queued", "--task", own_stage.task("queued").name)
+        call = own_stage.send("queued", key)
+        assert call.published
+        own_stage.start()
+        assert own_stage.result(call) == f"did {key}"
+
     def test_a_run_that_was_put_off_is_published_again(self, own_stage: Stage) -> None:
         own_stage.start()
         key = own_stage.key()
@@ -369,6 +574,40 @@ class TestWithWorker:
         first = own_stage.send("queued_exiting_late", key)
         worker.wait()
         assert own_stage.send("queued_exiting_late", key).id == first.id
+
+
+class TestTenants:
+    """Calls whose messages carry the schema of their caller, as with tenant-schemas-celery."""
+
+    @pytest.fixture
+    def app(self, own_stage: Stage) -> Iterator[Celery]:
+        with make_app({**own_stage.conf, "of_tenants": True}) as app:
+            yield app
+            app.pool.force_close_all()
+
+    @pytest.mark.parametrize("name", ["queued_of_tenant", "queued_in_schema"])
+    @pytest.mark.parametrize("said", ["by the app", "by the caller"])
+    def test_each_tenants_call_runs_in_its_schema_with_its_arguments(
+        self, own_stage: Stage, app: Celery, name: str, said: str
+    ) -> None:
+        key, task = own_stage.key(), app.tasks[own_stage.task(name).name]
+
+        def call(tenant: str, what: str) -> AsyncResult:
+            if said == "by the caller":
+                return task.apply_async((key, what), headers={"_schema_name": tenant})
+            token = schema.set(tenant)
+            try:
+                return task.delay(key, what)
+            finally:
+                schema.reset(token)
+
+        first, other = call("a", "first"), call("b", "other")
+        assert other.published
+        assert call("a", "second").id == first.id
+        own_stage.start(of_tenants=True)
+        assert own_stage.result(first) == own_stage.result(other) == f"did {key}"
+        ran = {(one["schema"], one["what"]) for one in own_stage.events(key, "what")}
+        assert ran == {("a", "second"), ("b", "other")}
 
 
 class TestNewest:

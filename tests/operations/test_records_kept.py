@@ -215,3 +215,20 @@ def take_and_hold(name: str) -> None:
         say("held")
         hear()
     say("released")
+
+
+@everywhere
+def test_announced_calls_are_listed_until_they_are_forgotten(place: Place) -> None:
+    names = {f"order:{pk}" for pk in range(9)}
+    for name in names:
+        task_runs.announce(name, f"id of {name}", 60, task="shop.sync", using="default")
+    task_runs.retract("order:0", "id of order:0", using="default")
+    found = task_runs.announced(using="default")
+    assert not found.partial
+    assert not found.silent
+    assert {(name, calls.queued, calls.queued_task) for name, calls in found.locks} == {
+        (name, f"id of {name}", "shop.sync") for name in names - {"order:0"}
+    }
+    for name, calls in found.locks:
+        task_runs.forget_announced(name, calls, using="default")
+    assert task_runs.announced(using="default").locks == []

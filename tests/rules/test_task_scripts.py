@@ -216,6 +216,43 @@ def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_publi
     assert announce(server, "d", 0, "", "own") == "c"
 
 
+def test_a_call_stands_for_none_that_goes_another_way(server: Keyspace) -> None:
+    assert announce(server, "a", 0, "", "", "bill", "slow") == ""
+    assert announce(server, "b", 0, "", "", "bill", "fast") == ""
+    assert announce(server, "c", 0, "", "", "bill", "fast") == "b"
+    assert requeue(server, "b") == 0
+    assert announce(server, "d", 0, "", "", "bill", "fast") == "b"
+    assert announce(server, "e", 0, "", "", "bill", "slow") == ""
+    server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|f")  # By an older version.
+    assert announce(server, "g", 0, "", "", "bill", "fast") == "f"
+    server.run(scripts.RETRACT, "f")
+    assert not {"way", "task"} & server.fields(KEYS.runs).keys()
+
+
+def test_locks_with_an_announced_call_are_listed_until_it_is_over(server: Keyspace) -> None:
+    server.do("ZADD", KEYS.calls, server.ms, "over", server.ms + 1, "another")
+    announce(server, "a")
+    assert server.scores(KEYS.calls) == {"another": server.ms + 1, KEYS.lock: server.ms + 5000}
+    assert server.do("PTTL", KEYS.calls) == 5000
+    requeue(server, "a", 7000)
+    assert server.run(scripts.NAMES, "calls", 0, 9, 0) == [
+        2,
+        ["another", str(server.ms + 1), KEYS.lock, str(server.ms + 7000)],
+    ]
+    server.run(scripts.RETRACT, "b", 0)
+    assert KEYS.lock in server.scores(KEYS.calls)
+    server.run(scripts.RETRACT, "a", 0)
+    assert server.scores(KEYS.calls) == {"another": server.ms + 1}
+
+
+def test_trouble_with_that_list_fails_no_announcement(server: Keyspace) -> None:
+    server.do("SET", KEYS.calls, "of somebody else")
+    assert announce(server, "a") == ""
+    assert announce(server, "b") == "a"
+    assert requeue(server, "a") == 0
+    assert server.run(scripts.RETRACT, "a", 0) == ""
+
+
 def test_an_announcement_without_terms_is_kept_without_an_end(server: Keyspace) -> None:
     server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
     assert requeue(server, "a") == -1
@@ -628,15 +665,16 @@ def test_runs_are_expected_to_last_as_the_last_ones_did(server: Keyspace) -> Non
 
 
 def calls(server: Keyspace, task: str = "", most: int = 2) -> list[object]:
-    """What is told of them, without the time."""
-    now, *told = server.run(scripts.CALLS, task, most)
+    """What is told of them, without the time and the name of the task."""
+    now, *told, queued_task = server.run(scripts.CALLS, task, most)
     assert now == str(server.ms)
+    assert queued_task == server.fields(KEYS.runs).get("task", "")
     return list(told)
 
 
 def test_a_call_is_known_by_where_it_waits_or_how_it_ended(server: Keyspace) -> None:
     assert calls(server) == calls(server, "a") == ["", "", "", "", []]
-    announce(server, "a", 7)
+    announce(server, "a", 7, "", "", "bill")
     assert calls(server) == [f"{server.ms + 5000}|a", str(server.ms + 7), "", "", []]
     server.do("DEL", KEYS.runs)
     server.do("SET", KEYS.done, "x" * 9000, "PX", 500)

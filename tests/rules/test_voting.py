@@ -557,13 +557,14 @@ def test_a_call_last_stood_for_another_when_any_server_says_that_it_did() -> Non
 def test_a_call_without_a_lease_is_told_if_a_majority_may_say_so() -> None:
     def known(queued: bytes, done: bytes, finished: bytes, *deferred: bytes) -> list[Any]:
         line = [[b"5", one, b"9000", before] for before, one in enumerate(deferred)]
-        return [b"99", queued, b"70" if queued else b"", done, finished, line]
+        task = queued[4:] + b"|task" if queued else b""
+        return [b"99", queued, b"70" if queued else b"", done, finished, line, task]
 
     nothing = known(b"", b"", b"")
     full = known(b"100|a", b"200|90|owner", b"80", b"x", b"y")
     later = known(b"101|a", b"201|91|owner", b"81", b"x")
     assert merged(scripts.CALLS, full, nothing, nothing)[1:5] == [b"", b"", b"", b""]
-    assert merged(scripts.CALLS, full, later, nothing) == [*later[:5], full[5]]
+    assert merged(scripts.CALLS, full, later, nothing) == [*later[:5], *full[5:]]
     assert merged(scripts.CALLS, full, nothing, SILENT) == full
     another = known(b"102|b", b"", b"")
     assert merged(scripts.CALLS, full, later, another)[1] == b"101|a"

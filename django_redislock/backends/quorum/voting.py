@@ -709,6 +709,7 @@ def _calls(replies: list[Any], of: int) -> list[Any]:
         runs_from=max((one.runs_from for one in announced if queued), default=b""),
         done=told([one.done for one in answers]),
         finished=told([one.finished for one in answers]),
+        task=max((one.task for one in announced if queued), default=b""),
     )
     return [*merged]
 

@@ -31,6 +31,7 @@ from django_redislock.management import (
     hold,
     metrics,
     once,
+    queued,
     release_on_sigterm,
     run,
     runs,
@@ -232,11 +233,19 @@ class Command(BaseCommand):
         alias: str | None,
         every: bool,
         dead_here: bool,
+        queued_calls: bool,
         dry_run: bool,
         yes: bool,
         **options: Any,
     ) -> None:
         only = arguments.selection(options)
+        if queued_calls:
+            how = {key: options[key] for key in ("reason", "json")}
+            others = every or dead_here
+            queued.forget(
+                self.console, alias=alias, only=only, others=others, dry_run=dry_run, **how
+            )
+            return
         chosen = dead_here or only != held.Selection()
         if every and chosen:
             raise CommandError(
@@ -247,7 +256,7 @@ class Command(BaseCommand):
         if not (every or chosen):
             raise CommandError(
                 "Say which locks: --host, --task, --prefix, --older-than, --dead-here, or else"
-                " --all.",
+                " --all; or --queued.",
                 returncode=USAGE,
             )
         using = alias or DEFAULT_ALIAS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from billiard.pool import TimeoutHandler
@@ -55,6 +56,22 @@ def lock_in_parent(key: str) -> None:
 
 holding: list[Any] = []
 
+schema = ContextVar("schema", default="public")  # Of the tenant whose request or task this is.
+
+
+class OfTenants(Celery):  # type: ignore[misc] # Celery has no types
+    """As that of tenant-schemas-celery: each message says the schema of its caller."""
+
+    def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        options["headers"] = {"_schema_name": schema.get(), **(options.get("headers") or {})}
+        return super().send_task(name, args=args, kwargs=kwargs, **options)
+
+
+@signals.task_prerun.connect(weak=False)
+def enter_schema(task: Any, **kwargs: Any) -> None:
+    """Run a task in the schema of its caller."""
+    schema.set((task.request.headers or {}).get("_schema_name", "public"))
+
 
 def give_time_to_end() -> None:
     """Let children end by themselves when their hard time limit is over, even on a busy machine.
@@ -75,7 +92,8 @@ def make_app(conf: dict[str, Any]) -> Celery:
     """Make an application with the tasks of the tests; *conf* says where the broker is."""
     conf = dict(conf)
     noon, held_by_parent = conf.pop("noon", None), conf.pop("held_by_parent", None)
-    app = Celery("tests", set_as_current=False)
+    kind = OfTenants if conf.pop("of_tenants", False) else Celery
+    app = kind("tests", set_as_current=False)
     app.conf.update(
         include=["tests.celery.project.tasks"],
         worker_prefetch_multiplier=1,

@@ -17,6 +17,7 @@ from django.db import transaction
 from django_redislock import Limit, LockTimeout, LockUnavailable, held, signals
 from django_redislock import single_instance_task as the_real_one
 from django_redislock.celery import Conflict, current_lease
+from tests.celery.project.app import schema
 from tests.celery.project.journal import note, server, wait_at_gate
 from tests.celery.project.naive import single_instance_task as the_naive_one
 
@@ -282,6 +283,24 @@ def sharing_impatiently(key: str, **how: Any) -> str:
 def queued(key: str, **how: Any) -> str:
     """Wait in the queue once."""
     return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued="newest", on_conflict="retry")
+def queued_of_tenant(key: str, what: str) -> str:
+    """Wait in the queue once, with what the last call says, and say in which schema it runs."""
+    note(key, "what", what=what, schema=schema.get())
+    return f"did {key}"
+
+
+def key_in_schema(key: str, what: str) -> str:
+    """A key for each tenant."""
+    return f"{schema.get()}:{key}"
+
+
+@single_instance_task(key=key_in_schema, unique_queued="newest", on_conflict="retry")
+def queued_in_schema(key: str, what: str) -> str:
+    """As queued_of_tenant, with a lock for each tenant."""
+    return str(queued_of_tenant.run.unguarded(key, what))
 
 
 @single_instance_task(key="{key}", unique_queued=True, ignore_result=True)
