@@ -49,15 +49,16 @@ def rights(server: Server) -> Iterator[Finding]:
         user = user.decode(errors="replace")
         finding = replace(finding, says=f"{finding.says} as user {user!r}")
     yield finding
-    if server.scripting:
+    if not server.scripts_need:
         yield Finding("scripting", "ok", "scripts are allowed")
     else:
+        need = server.scripts_need
         yield Finding(
             "scripting",
             "warn",
             "scripts are forbidden: waiters poll and are not served in turn, operations take more"
             " round trips; tasks, lists and force release are unavailable",
-            "Allow +eval and +evalsha.",
+            f"{need[0].upper()}{need[1:]}.",
             id="W024",
         )
 

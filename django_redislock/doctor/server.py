@@ -29,9 +29,9 @@ class Server:
         self._connected = connected
 
     @property
-    def scripting(self) -> bool:
-        """Whether it allows scripts, as far as this process knows."""
-        return self._connected.scripting
+    def scripts_need(self) -> str:
+        """What to do so that it allows scripts; "" if it does, as far as this process knows."""
+        return self._connected.scripts_need
 
     @cached_property
     def info(self) -> dict[str, str]:

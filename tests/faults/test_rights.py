@@ -21,7 +21,7 @@ from django_redislock.backends.redis import calling, dialing
 from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.errors import check_tls
 from django_redislock.backends.registry import backends
-from django_redislock.doctor import minimal_acl
+from django_redislock.doctor import examine, minimal_acl
 from django_redislock.lock import Lock
 from django_redislock.process import chain_of
 from django_redislock.rules import scripts
@@ -45,7 +45,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pytest_django import Settings
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.connection import Connection
     from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
     from tests.support.proxy import Proxy
-    from tests.support.servers import Kind, Server
+    from tests.support.servers import Endpoint, Kind, Server
 
 USER, PASSWORD = "app", "top-secret"
 
@@ -609,6 +609,71 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller.release(next_lock)
     assert is_left_clean(locks)
     assert caplog.text.count("the server forbids scripts") == 1
+
+
+def renamed(*commands: str) -> list[str]:
+    return [word for command in commands for word in ("--rename-command", command, "")]
+
+
+def without_lua(make_server: MakeServer, make_proxy: MakeProxy) -> Endpoint:
+    server = make_server("valkey", enable_module_command="yes")
+    server.client().execute_command("MODULE", "UNLOAD", "lua")
+    return server
+
+
+def like_alibaba(make_server: MakeServer, make_proxy: MakeProxy) -> Endpoint:
+    """It judges the text of a script: each key must stand in it as KEYS[…]."""
+    proxy = make_proxy(make_server(None, *renamed("EVAL")))
+    says = b"-ERR bad lua script for redis cluster, all the keys that the script uses should be"
+    proxy.rewrite("EVAL", lambda answer: says + b" passed using the KEYS array\r\n")
+    return proxy
+
+
+NOT_RENAMED = "let the server's configuration neither rename nor disable EVAL and EVALSHA"
+
+
+@pytest.mark.parametrize(
+    ("make", "need"),
+    [
+        (lambda make, _: make("redis", *renamed("EVALSHA")), NOT_RENAMED),
+        (lambda make, _: make("redis", *renamed("EVAL")), NOT_RENAMED),
+        (lambda make, _: make("valkey", *renamed("EVAL", "EVALSHA")), NOT_RENAMED),
+        (without_lua, "let the server load its Lua module"),
+        (like_alibaba, "set script_check_enable to 0"),
+    ],
+    ids=["EVALSHA", "EVAL", "both", "no Lua", "Alibaba"],
+)
+def test_where_no_script_runs_locks_work_by_plain_commands_and_say_what_scripts_need(
+    make: Callable[[MakeServer, MakeProxy], Endpoint],
+    need: str,
+    caller: Caller,
+    locks: Locks,
+    settings: Settings,
+    make_server: MakeServer,
+    make_proxy: MakeProxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    locks.on(make(make_server, make_proxy), TTL=6, WAIT=0, OPTIONS=UNHURRIED)
+    add_rival(settings, locks)
+    lock, next_lock = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
+    assert caller.acquire(lock)
+    assert rival().acquire() is False
+    waiter = caller.begin(next_lock)
+    lease = lease_of(lock)
+    assert lease is not None
+    wait_until(lambda: lease.renewals)
+    caller.release(lock)
+    assert waiter.result(HUNG)
+    caller.release(next_lock)
+    assert is_left_clean(locks)
+    (said,) = [one for one in caplog.messages if one.startswith("REDISLOCK['default']: the server")]
+    assert need in said
+    assert "with args" not in said  # A server would repeat a token there.
+    with pytest.raises(LockUnavailable, match=f"need EVAL, which the server forbids; {need}"):
+        held.list()
+    found = {one.about: one for one in examine("default")}
+    assert not [one for one in found.values() if one.level == "fail"]
+    assert need[1:] in found["scripting"].advice
 
 
 def test_scripts_that_are_allowed_again_are_used_again(

@@ -37,9 +37,19 @@ _TRANSIENT_TEXT = (
     "problem with LDAP service",
 )
 
+# What a server says that runs no scripts, and what lets it run them.
+_FORBIDDEN_SCRIPTS = {
+    r"NOPERM .*'eval": "allow +eval and +evalsha",
+    r"(?i)(unknown|unsupported) command .?eval|command .?eval\w*.? not support": (
+        "let the server's configuration neither rename nor disable EVAL and EVALSHA"
+    ),
+    r"find scripting engine": "let the server load its Lua module",
+    r"bad lua script": "set script_check_enable to 0, see Alibaba in the docs under Services",
+}
 # What to do about all refusals. A node of a cluster refuses by slot.
 _OF_RIGHTS = r"NOPERM|ACL failure in script|The user executing the script"
 _ADVICE = {
+    **_FORBIDDEN_SCRIPTS,
     r"^NOAUTH": "the server wants a password: set {options}['password'], and ['username'] unless it"
     " is that of the default user",
     r"^WRONGPASS": "correct {options}['username'] and ['password']",
@@ -229,6 +239,11 @@ def all_described(errors: Mapping[str, Exception], options: str = "OPTIONS") -> 
 def is_of_rights(error: BaseException | None) -> bool:
     """Whether a user with more rights would not have been refused."""
     return isinstance(error, Refusal) and bool(re.search(_OF_RIGHTS, str(error)))
+
+
+def to_allow_scripts(error: BaseException | None) -> str:
+    """What to do so that scripts run on the server; "" if it has refused something else."""
+    return _advice(_FORBIDDEN_SCRIPTS, error) if isinstance(error, ReplyError) else ""
 
 
 def _advice(table: Mapping[str, str], error: Exception) -> str:
