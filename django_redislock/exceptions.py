@@ -136,9 +136,9 @@ class LockUnavailable(LockError):
         problem: What happened, as a clause. The client's own exception is the ``__cause__``.
         reason: The same in a word, for metrics: "timeout" (no answer in time), "connection" (none
             could be made, or it was lost), "pool" (none of max_connections became free),
-            "not_ready" (the server cannot serve now: failover, loading), "replicas" (too few have
-            acknowledged), "majority" (too few servers of a quorum), or "refused" (rights, types,
-            memory).
+            "not_ready" (the server answers, but cannot serve now: failover, loading, too many
+            clients), "replicas" (too few have acknowledged), "majority" (too few servers of a
+            quorum), or "refused" (passwords, rights, databases, types, memory).
     """
 
     def __init__(

@@ -56,8 +56,8 @@ class TakesCommands(Protocol):
     """A server that runs plain commands for the doctor."""
 
     @property
-    def scripting(self) -> bool:
-        """Whether it allows scripts, as far as this process knows."""
+    def scripts_need(self) -> str:
+        """What to do so that it allows scripts; "" if it does, as far as this process knows."""
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """Run commands in one round trip; an error reply is returned, not raised.

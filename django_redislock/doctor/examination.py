@@ -7,19 +7,27 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_redislock.backends.redis.errors import (
+    NotOneCluster,
+    TooOld,
+    is_of_rights,
+    meaning_of,
+)
 from django_redislock.backends.registry import backends
 from django_redislock.doctor.caches import caches
 from django_redislock.doctor.durability import persistence, replication
 from django_redislock.doctor.keyspace import keyspace
 from django_redislock.doctor.memory import eviction, memory
-from django_redislock.doctor.reach import distance, no_answer
-from django_redislock.doctor.rights import PROBE, rights, take_and_release
+from django_redislock.doctor.reach import distance
+from django_redislock.doctor.rights import PROBE, fewest_rights, rights, take_and_release
 from django_redislock.doctor.server import Server, clock, cluster_mode, version
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from django_redislock.backends.base import Backend
 
 _TOPICS: tuple[Callable[[Server], Iterator[Finding]], ...] = (
     distance,
@@ -59,7 +67,7 @@ def examine(using: str) -> Iterator[Finding]:
     try:
         yield from backend.examine()
     except LockUnavailable as error:
-        yield no_answer(using, error)
+        yield _no_answer(backend, error)
         return
     with backend.servers() as by_place:
         servers = [Server(backend, one, place) for place, one in by_place.items()]
@@ -70,7 +78,7 @@ def examine(using: str) -> Iterator[Finding]:
 
 def _examine(servers: list[Server]) -> Iterator[Finding]:
     """Examine the servers of one backend. If one ceases to answer, it is examined no further."""
-    answering = list(servers)
+    answering, refusing = list(servers), set[Server]()
     for topic in _TOPICS:
         found: list[tuple[Server, Finding]] = []
         for server in list(answering):
@@ -78,10 +86,39 @@ def _examine(servers: list[Server]) -> Iterator[Finding]:
                 found += [(server, finding) for finding in topic(server)]
             except LockUnavailable as error:
                 answering.remove(server)
-                found.append((server, no_answer(server.backend.alias, error)))
+                if server not in refusing:
+                    found.append((server, _no_answer(server.backend, error)))
+        # If a lock cannot be taken, that is the reason why questions by scripts fail, too.
+        refusing |= {server for server, one in found if one.id == "E023"}
         # A finding that several servers share is told once.
         for finding in dict.fromkeys(finding for _, finding in found):
             places = [server.place for server, same in found if same == finding]
             where = "all servers" if len(places) == len(servers) else ", ".join(places)
             is_only = len(servers) == 1
             yield finding if is_only else replace(finding, says=f"{where}: {finding.says}")
+
+
+def _no_answer(backend: Backend, error: LockUnavailable) -> Finding:
+    """The finding about a server that does not answer, or is of no use now, or at all."""
+    where, says = f"REDISLOCK[{backend.alias!r}]", error.problem
+    cause = meaning_of(error.__cause__ or error)
+    if isinstance(cause, TooOld):
+        return Finding("version", "fail", says, "Use a newer server.", id="E021")
+    if isinstance(cause, NotOneCluster):
+        advice = f"Put LOCATION of {where} right."
+        return Finding("cluster", "fail", says, advice, id="E022")
+    if error.reason in {"timeout", "connection"}:
+        says = f"no answer: {says}"
+        advice = (
+            f"Check LOCATION and OPTIONS of {where}, the network, whether the server runs, and"
+            " whether it expects TLS (rediss://)."
+        )
+    elif error.reason == "refused":
+        says = f"refused: {says}"
+        advice = f"Put that right in {where}, or at the server."
+        if is_of_rights(cause):
+            advice = fewest_rights(backend, per_database="access database" in says)
+    else:
+        says = f"not ready: {says}"
+        advice = "Run the doctor again. If it stays so, look at the server's log."
+    return Finding("server", "fail", says, advice, id="E020")

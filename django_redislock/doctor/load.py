@@ -37,4 +37,4 @@ def _load(server: Server) -> Load:
         used, limit = server.number("used_memory"), server.number("maxmemory")
     except LockUnavailable:
         return Load(server.place, answers=False)
-    return Load(server.place, True, server.scripting, used, limit)
+    return Load(server.place, True, not server.scripts_need, used, limit)

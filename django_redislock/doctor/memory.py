@@ -49,7 +49,7 @@ def memory(server: Server) -> Iterator[Finding]:
             "Raise maxmemory, and see what the memory is used for.",
             id="W036",
         )
-    if not server.scripting:
+    if server.scripts_need:
         return
     backend = server.backend
     known, most = backend.ran_permits(0).total, backend.most_records

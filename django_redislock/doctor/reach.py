@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from django_redislock.backends.redis.errors import NotOneCluster, ReplyError, TooOld, described
+from django_redislock.backends.redis.errors import ReplyError, described, is_transient, reason_of
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.findings import Finding
 
@@ -28,9 +28,10 @@ def distance(server: Server) -> Iterator[Finding]:
         started = time.perf_counter()
         reply = server.run("PING")
         took.append(time.perf_counter() - started)
-        # MISCONF is the only refusal of a server that answers questions: persistence() tells more.
-        if isinstance(reply, ReplyError) and reply.code != "MISCONF":
-            raise LockUnavailable(server.backend.prefix, str(reply)) from reply
+        # With any other refusal, such as MISCONF, the server still answers: others tell more.
+        if isinstance(reply, ReplyError) and is_transient(reply):
+            problem, reason = described(reply), reason_of(reply)
+            raise LockUnavailable(server.backend.prefix, problem, reason) from reply
     median = statistics.median(took)
     says = f"answers, in {median * 1000:.1f} ms"
     if median > SLOW_ROUND_TRIP:
@@ -65,22 +66,3 @@ def _ttl(backend: Backend, round_trip: float) -> Iterator[Finding]:
 def _shortest_ttl(backend: Backend, round_trip: float) -> float:
     """The shortest ttl with which an answer comes in time, and another try may follow."""
     return ROUND_TRIPS * round_trip / backend.operation_timeout(1.0)
-
-
-def no_answer(using: str, error: LockUnavailable) -> Finding:
-    """The finding about a server that does not answer, or is of no use."""
-    problem = error.__cause__ or error
-    cause, says = problem.__cause__ or problem, described(problem)
-    if isinstance(cause, TooOld):
-        return Finding("version", "fail", says, "Use a newer server.", id="E021")
-    if isinstance(cause, NotOneCluster):
-        advice = f"Put LOCATION of REDISLOCK[{using!r}] right."
-        return Finding("cluster", "fail", says, advice, id="E022")
-    return Finding(
-        "server",
-        "fail",
-        f"no answer: {says}",
-        f"Check LOCATION and OPTIONS of REDISLOCK[{using!r}], the network, and whether the"
-        " server runs.",
-        id="E020",
-    )

@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.backends.redis.errors import ReplyError, is_of_rights
+from django_redislock.doctor.addresses import of_servers
 from django_redislock.exceptions import LockError
 from django_redislock.findings import Finding
 from django_redislock.lock import distributed_lock
@@ -16,6 +17,7 @@ from django_redislock.rules.keys import IN_BUCKETS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django_redislock.backends.base import Backend
     from django_redislock.doctor.server import Server
 
 PROBE = "django_redislock.doctor"  # A lock that is taken and released to see whether it works.
@@ -26,22 +28,18 @@ _CONNECTION = "auth eval evalsha hello info ping publish select subscribe"
 _LISTINGS = "zcount zrange"
 # Commands that are used on clusters only, and those never used there.
 _ON_CLUSTERS = {"asking", "cluster|slots", "spublish", "ssubscribe"}
-_NOT_ON_CLUSTERS = {"publish", "select", "subscribe"}
+_NOT_ON_CLUSTERS = {"publish", "subscribe"}
 
 _MORE_RIGHTS = "Give the user of the locks all rights that they need."
 _NOT_OF_RIGHTS = "Put right what it says; a user with more rights would be refused, too."
-
-# Error codes with which a server refuses any user.
-_OF_SERVER = {"MISCONF", "NOREPLICAS", "OOM", "READONLY", "WRONGTYPE"}
 
 
 def rights(server: Server) -> Iterator[Finding]:
     """Whether a lock can be taken there, and whether scripts are allowed."""
     backend = server.backend
-    rules = minimal_acl(backend.prefix, replicas=backend.conf.replicas_ack > 0)
     finding = take_and_release(server.own_name(PROBE), backend.alias)
     if finding.advice != _NOT_OF_RIGHTS and finding.level != "warn":
-        line = f"A user with no more rights than needed: ACL SETUSER redislock on >PASSWORD {rules}"
+        line = fewest_rights(backend, per_database=server.has_rights_per_database)
         finding = replace(finding, advice=line)
     if finding.level == "fail":
         yield finding
@@ -51,15 +49,16 @@ def rights(server: Server) -> Iterator[Finding]:
         user = user.decode(errors="replace")
         finding = replace(finding, says=f"{finding.says} as user {user!r}")
     yield finding
-    if server.scripting:
+    if not server.scripts_need:
         yield Finding("scripting", "ok", "scripts are allowed")
     else:
+        need = server.scripts_need
         yield Finding(
             "scripting",
             "warn",
             "scripts are forbidden: waiters poll and are not served in turn, operations take more"
             " round trips; tasks, lists and force release are unavailable",
-            "Allow +eval and +evalsha.",
+            f"{need[0].upper()}{need[1:]}.",
             id="W024",
         )
 
@@ -74,11 +73,18 @@ def take_and_release(name: str, using: str) -> Finding:
             return Finding("rights", "warn", problem, "Run it again.")
         lock.release()
     except LockError as error:
-        cause = error.__cause__
-        is_of_rights = isinstance(cause, ReplyError) and cause.code not in _OF_SERVER
-        advice = _MORE_RIGHTS if is_of_rights else _NOT_OF_RIGHTS
+        advice = _MORE_RIGHTS if is_of_rights(error.__cause__) else _NOT_OF_RIGHTS
         return Finding("rights", "fail", f"a lock cannot be taken: {error}", advice, id="E023")
     return Finding("rights", "ok", "a lock was taken and released")
+
+
+def fewest_rights(backend: Backend, *, per_database: bool) -> str:
+    """The advice that gives a user the rights that locks need."""
+    rules = minimal_acl(backend.prefix, replicas=backend.conf.replicas_ack > 0)
+    if per_database:
+        numbers = dict.fromkeys(str(one.get("db") or 0) for one in of_servers(backend.conf))
+        rules += f" resetdbs db={','.join(numbers)}"
+    return f"A user with no more rights than needed: ACL SETUSER redislock on >PASSWORD {rules}"
 
 
 def minimal_acl(prefix: str, *, replicas: bool = False) -> str:

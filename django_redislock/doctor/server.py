@@ -6,7 +6,7 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from django_redislock.backends.redis.dialing import OLDEST_VERSION
+from django_redislock.backends.redis.dialing import OLDEST_VERSION, numbers_in
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.findings import Finding
 from django_redislock.process import cached_property
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import Backend, TakesCommands
 
 CLOCK_DIFFERENCE = 1.0  # Seconds.
+RIGHTS_PER_DATABASE = (9, 1)  # The first Valkey that has them.
 
 
 class Server:
@@ -28,9 +29,9 @@ class Server:
         self._connected = connected
 
     @property
-    def scripting(self) -> bool:
-        """Whether it allows scripts, as far as this process knows."""
-        return self._connected.scripting
+    def scripts_need(self) -> str:
+        """What to do so that it allows scripts; "" if it does, as far as this process knows."""
+        return self._connected.scripts_need
 
     @cached_property
     def info(self) -> dict[str, str]:
@@ -45,6 +46,11 @@ class Server:
         """A number in its INFO; 0 if it is missing."""
         value = self.info.get(key, "0")
         return int(value) if value.isdecimal() else 0
+
+    @property
+    def has_rights_per_database(self) -> bool:
+        """Whether the rights of a user may be for some of its databases only."""
+        return numbers_in(self.info.get("valkey_version", "")) >= RIGHTS_PER_DATABASE
 
     def run(self, *command: str | int | bytes) -> Any:
         """Run one command; an error reply is returned."""
@@ -66,7 +72,7 @@ def version(server: Server) -> Iterator[Finding]:
         yield Finding("version", "ok", f"Valkey {info['valkey_version']}")
         return
     version = info.get("redis_version", "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    numbers = numbers_in(version)
     if not numbers:
         yield Finding(
             "version", "warn", "unknown: the server does not tell", "Allow +info.", id="W021"

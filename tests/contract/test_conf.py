@@ -339,6 +339,7 @@ UNCLEAR: list[tuple[str, str]] = [
     ("redis://a?db=-1", "a db after the \\? that must be the number of a database"),
     ("redis://a?db=x", "a db after the \\? that must be the number of a database"),
     ("redis://a/1?db=2", "a database twice"),
+    ("redis://a?ssl_ca_certs=/ca", "after the \\? that is for TLS: .*begin with rediss://"),
     ("redis://a?db=1&db=2", "twice"),
     ("redis://a?db=", "without a value"),
     ("redis://a?db", "name=value"),
@@ -415,6 +416,13 @@ def test_an_address_leads_where_it_says(
         ("redis://a", {"db": 2**31 + 1}, "['db'] must be an integer"),
         ("redis://a", {"db": True}, "['db'] must be an integer"),
         ("redis://a", {"db": "x"}, "['db'] must be an integer"),
+        ("redis://a", {"ssl_ca_certs": "/ca"}, "['ssl_ca_certs'] is for TLS: leave it out, or let"),
+        (
+            "redis://a",
+            {"ssl": True},
+            "['ssl'] is for TLS: leave it out, or let LOCATION begin",
+        ),
+        ("unix:///a", {"ssl_keyfile": "/k"}, "['ssl_keyfile'] is for TLS"),
         ("redis://a", {"port": 0}, "['port'] must be an integer"),
         ("redis://a", {"port": 65536}, "['port'] must be an integer"),
     ],
@@ -695,6 +703,7 @@ def test_sentinels_without_a_location_are_told_what_it_looks_like(settings: Sett
     [
         ({"host": "a"}, "['host']: the sentinels say where the servers are"),
         ({"ssl": "yes"}, "['ssl'] must be True or False, not 'yes'"),
+        ({"ssl_ca_certs": "/ca"}, "['ssl_ca_certs'] is for TLS"),
         ({"sentinels": []}, " has an option that redis-py does not accept"),
         ({"db": -1}, "['db'] must be an integer"),
         ({"socket_timeout": 0}, "['socket_timeout'] must be a positive number"),
@@ -798,6 +807,25 @@ def test_a_cluster_is_named_by_one_of_its_nodes_or_more(settings: Settings, loca
     assert isinstance(backends["default"], ClusterBackend)
 
 
+@pytest.mark.parametrize(
+    ("location", "options", "database"),
+    [
+        (["redis://a", "redis://b/0"], {}, 0),
+        (["redis://a/10", "redis://b/10/"], {}, 10),
+        ("redis://a?db=3", {}, 3),
+        ("redis://a", {"db": 3}, 3),
+    ],
+)
+def test_all_nodes_of_a_cluster_are_asked_for_the_database_that_is_named(
+    settings: Settings, location: Any, options: dict[str, Any], database: int
+) -> None:
+    settings.REDISLOCK = {"default": {**CLUSTER, "LOCATION": location, "OPTIONS": options}}
+    backend = backends["default"]
+    assert isinstance(backend, ClusterBackend)
+    for node in (backend._dialer_to("10.0.0.1:6379"), backend._dialer_to(backend._location[0])):
+        assert (node._sync.get("db", 0), node._async.get("db", 0)) == (database, database)
+
+
 def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings) -> None:
     location = [f"rediss://scott:tiger@{host}:7000?socket_timeout=2" for host in "ab"]
     options = {"ssl_ca_certs": "/nodes.crt", "max_connections": 10}
@@ -817,8 +845,7 @@ def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings
     ("options", "says"),
     [
         ({"LOCATION": ()}, r"\['LOCATION'\] must be"),
-        ({"LOCATION": "redis://a/3"}, r"\['LOCATION'\] names a database, but a cluster has one"),
-        ({"LOCATION": ["redis://a", "redis://b/3"]}, r"\['LOCATION'\]\[1\] names a database"),
+        ({"LOCATION": ["redis://a", "redis://b/3"]}, r"\[1\] differs from the first one in more"),
         ({"LOCATION": "unix:///run/redis.sock"}, r"\['LOCATION'\] is a socket, but nodes of a"),
         ({"LOCATION": "redis+cluster://a"}, "LOCATION.*is no URL.*for a cluster use ClusterB"),
         (
@@ -830,7 +857,6 @@ def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings
             r"\[1\] differs from the first one in more than",
         ),
         ({"LOCATION": ["redis://:x@a", "redis://:y@b"]}, r"\[1\] differs from the first one"),
-        ({"OPTIONS": {"db": 1}}, r"\['OPTIONS'\]\['db'\] must be left out: a cluster has one"),
         ({"OPTIONS": {"port": 7000}}, r"\['port'\]: LOCATION says where its nodes are; leave"),
         ({"OPTIONS": {"host": "a"}}, r"\['host'\]: LOCATION says where its nodes are; leave"),
         ({"OPTIONS": {"path": "/x"}}, r"\['path'\]: LOCATION says where its nodes are; leave"),

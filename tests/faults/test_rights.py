@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import shutil
 import socket
@@ -20,8 +21,9 @@ from django_redislock.backends.redis import calling, dialing
 from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.errors import check_tls
 from django_redislock.backends.registry import backends
-from django_redislock.doctor import minimal_acl
+from django_redislock.doctor import examine, minimal_acl
 from django_redislock.lock import Lock
+from django_redislock.process import chain_of
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
@@ -43,14 +45,15 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pytest_django import Settings
 
     from django_redislock.backends.redis.connection import Connection
     from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
-    from tests.support.servers import Server
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Endpoint, Kind, Server
 
 USER, PASSWORD = "app", "top-secret"
 
@@ -141,6 +144,161 @@ def test_r13_a_login_that_is_refused_on_a_unix_socket_is_raised_at_once(
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match=NAME) as caught:
         caller.acquire(distributed_lock(NAME, wait=10))
     assert caught.value.reason == "refused"
+
+
+REFUSED = {
+    "no password": ({}, r"NOAUTH \(.*: set OPTIONS\['password'\]"),
+    "wrong password": ({"password": PASSWORD}, r"WRONGPASS .* \(correct OPTIONS\['username'\] and"),
+    "no such database": (
+        {"password": "right", "db": 99},
+        r"DB index is out of range \(correct the number of the database, 99, in LOCATION or OPT",
+    ),
+}
+
+
+@pytest.mark.proves("R13")
+@everywhere
+@pytest.mark.parametrize("protocol", [2, 3], ids="RESP{}".format)
+@pytest.mark.parametrize("case", REFUSED)
+def test_r13_what_a_server_refuses_is_said_with_its_code_and_what_to_write(
+    case: str,
+    protocol: int,
+    caller: Caller,
+    locks: Locks,
+    server_kind: Kind,
+    make_server: MakeServer,
+) -> None:
+    options, says = REFUSED[case]
+    server = make_server(server_kind, requirepass="right")
+    location = server.url.removesuffix("/0")
+    locks.configure(LOCATION=location, OPTIONS={**UNHURRIED, **options, "protocol": protocol})
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=says) as caught:
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert caught.value.reason == "refused"
+
+
+def test_a_password_that_a_server_repeats_is_not_in_the_error(
+    caller: Caller, locks: Locks, make_server: MakeServer
+) -> None:
+    """A server without HELLO quotes all of it, with the login."""
+    server = make_server(resp2=True)
+    locks.configure(LOCATION=server.url, OPTIONS={**UNHURRIED, "password": PASSWORD})
+    with pytest.raises(LockUnavailable, match=r"set OPTIONS\['protocol'\] to 2") as caught:
+        caller.acquire(distributed_lock(NAME))
+    said = "; ".join(f"{one!r} {one}" for one in chain_of(caught.value))
+    assert "unknown command 'HELLO'" in said
+    assert PASSWORD not in said
+
+
+@pytest.mark.proves("R13")
+@everywhere
+@pytest.mark.parametrize("protocol", [2, 3], ids="RESP{}".format)
+def test_r13_a_server_with_too_many_clients_is_not_ready_and_waited_for(
+    protocol: int, caller: Caller, locks: Locks
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=0.2, OPTIONS={**UNHURRIED, "protocol": protocol})
+    locks.redis.config_set("maxclients", 1)
+    says = r"max number of clients reached \(raise its maxclients, or"
+    with pytest.raises(LockUnavailable, match=says) as caught:
+        caller.acquire(distributed_lock(NAME))
+    assert caught.value.reason == "not_ready"
+    locks.configure(UNAVAILABLE_AFTER=HUNG)
+    lock = distributed_lock(NAME, wait=HUNG)
+    waiter = caller.begin(lock)
+    locks.redis.config_set("maxclients", 1000)
+    assert waiter.result(HUNG)
+    caller.release(lock)
+
+
+class Logins:
+    """Those at a service that asks somebody else about the password, and at times cannot."""
+
+    def __init__(self, proxy: Proxy, says: str) -> None:
+        self.proxy = proxy
+        self.failed = 0
+        self._left = 0.0
+        self._says = f"-{says}\r\n".encode()
+        proxy.rewrite("HELLO", self._answer)
+
+    def fail(self, times: float = math.inf) -> None:
+        """Let the next ones fail, and end all connections."""
+        self._left = times
+        self.proxy.cut()
+
+    def work(self) -> None:
+        """Let all work from now on."""
+        self._left = 0
+
+    def _answer(self, answer: bytes) -> bytes:
+        if self._left <= 0:
+            return answer
+        self._left -= 1
+        self.failed += 1
+        return self._says
+
+
+@pytest.fixture(
+    params=[
+        "ERR IAM Authentication service is not available.",
+        "ERR service is not available",
+        "ERR Exceeded limit of IAM Authentication requests",
+        "ERR problem with LDAP service",
+    ]
+)
+def logins(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy) -> Logins:
+    """Logins that may fail in the words of services, with locks by them."""
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, TTL=6, WAIT=0, OPTIONS=UNHURRIED)
+    return Logins(proxy, request.param)
+
+
+@pytest.mark.proves("R13")
+def test_r13_a_login_that_fails_for_now_is_tried_again_until_the_wait_is_over(
+    caller: Caller, locks: Locks, logins: Logins
+) -> None:
+    logins.fail()
+    with takes(at_least=0.3, at_most=2), pytest.raises(LockUnavailable, match="mostly") as caught:
+        caller.acquire(distributed_lock(NAME, wait=0.3))
+    assert caught.value.reason == "not_ready"
+    locks.configure(UNAVAILABLE_AFTER=HUNG)
+    lock = distributed_lock(NAME, wait=HUNG)
+    failed, waiter = logins.failed, caller.begin(lock)
+    wait_until(lambda: logins.failed > failed)
+    logins.work()
+    assert waiter.result(HUNG)
+    caller.release(lock)
+
+
+def test_a_login_that_fails_for_now_costs_no_waiter_its_place(
+    caller: Caller, locks: Locks, settings: Settings, logins: Logins
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=HUNG)
+    add_rival(settings, locks)
+    first, ours, last = rival(), distributed_lock(NAME, wait=HUNG), rival(wait=HUNG)
+    assert first.acquire()
+    waiter = caller.begin_waiting(ours, locks)
+    behind = Blocking().begin(last)
+    wait_until(lambda: queued(locks) == 2)
+    logins.fail()
+    wait_until(lambda: logins.failed)
+    looks = len(logins.proxy.commands("EVALSHA"))
+    logins.work()
+    wait_until(lambda: len(logins.proxy.commands("EVALSHA")) > looks)
+    first.release()
+    assert waiter.result(HUNG)
+    assert not behind.done()
+    caller.release(ours)
+    assert behind.result(HUNG)
+    last.release()
+
+
+def test_logins_that_fail_for_now_do_not_keep_a_block_from_its_release(
+    caller: Caller, locks: Locks, logins: Logins
+) -> None:
+    with caller.block(distributed_lock(NAME, ttl=HUNG)):
+        logins.fail(5)
+    assert logins.failed == 5
+    assert is_left_clean(locks)
 
 
 class NoToken(Exception):
@@ -451,6 +609,71 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller.release(next_lock)
     assert is_left_clean(locks)
     assert caplog.text.count("the server forbids scripts") == 1
+
+
+def renamed(*commands: str) -> list[str]:
+    return [word for command in commands for word in ("--rename-command", command, "")]
+
+
+def without_lua(make_server: MakeServer, make_proxy: MakeProxy) -> Endpoint:
+    server = make_server("valkey", enable_module_command="yes")
+    server.client().execute_command("MODULE", "UNLOAD", "lua")
+    return server
+
+
+def like_alibaba(make_server: MakeServer, make_proxy: MakeProxy) -> Endpoint:
+    """It judges the text of a script: each key must stand in it as KEYS[…]."""
+    proxy = make_proxy(make_server(None, *renamed("EVAL")))
+    says = b"-ERR bad lua script for redis cluster, all the keys that the script uses should be"
+    proxy.rewrite("EVAL", lambda answer: says + b" passed using the KEYS array\r\n")
+    return proxy
+
+
+NOT_RENAMED = "let the server's configuration neither rename nor disable EVAL and EVALSHA"
+
+
+@pytest.mark.parametrize(
+    ("make", "need"),
+    [
+        (lambda make, _: make("redis", *renamed("EVALSHA")), NOT_RENAMED),
+        (lambda make, _: make("redis", *renamed("EVAL")), NOT_RENAMED),
+        (lambda make, _: make("valkey", *renamed("EVAL", "EVALSHA")), NOT_RENAMED),
+        (without_lua, "let the server load its Lua module"),
+        (like_alibaba, "set script_check_enable to 0"),
+    ],
+    ids=["EVALSHA", "EVAL", "both", "no Lua", "Alibaba"],
+)
+def test_where_no_script_runs_locks_work_by_plain_commands_and_say_what_scripts_need(
+    make: Callable[[MakeServer, MakeProxy], Endpoint],
+    need: str,
+    caller: Caller,
+    locks: Locks,
+    settings: Settings,
+    make_server: MakeServer,
+    make_proxy: MakeProxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    locks.on(make(make_server, make_proxy), TTL=6, WAIT=0, OPTIONS=UNHURRIED)
+    add_rival(settings, locks)
+    lock, next_lock = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
+    assert caller.acquire(lock)
+    assert rival().acquire() is False
+    waiter = caller.begin(next_lock)
+    lease = lease_of(lock)
+    assert lease is not None
+    wait_until(lambda: lease.renewals)
+    caller.release(lock)
+    assert waiter.result(HUNG)
+    caller.release(next_lock)
+    assert is_left_clean(locks)
+    (said,) = [one for one in caplog.messages if one.startswith("REDISLOCK['default']: the server")]
+    assert need in said
+    assert "with args" not in said  # A server would repeat a token there.
+    with pytest.raises(LockUnavailable, match=f"need EVAL, which the server forbids; {need}"):
+        held.list()
+    found = {one.about: one for one in examine("default")}
+    assert not [one for one in found.values() if one.level == "fail"]
+    assert need[1:] in found["scripting"].advice
 
 
 def test_scripts_that_are_allowed_again_are_used_again(

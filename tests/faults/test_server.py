@@ -331,7 +331,7 @@ def no_rights(server: Server, locks: Locks) -> None:
 REFUSALS: dict[str, Callable[[Server, Locks], None]] = {
     "WRONGTYPE": wrong_type,
     "OOM": out_of_memory,
-    "authenticate": password_wanted,
+    "NOAUTH": password_wanted,
     "ACL|can't run": no_rights,
 }
 

@@ -134,6 +134,61 @@ def test_a_server_that_refuses_connections_fails(locks: Locks, make_proxy: MakeP
     assert (finding.about, finding.level) == ("server", "fail")
 
 
+UNTRUSTED = r"certificate verify failed.*\(set OPTIONS\['ssl_ca_certs'\] to a file with"
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "says"),
+    [
+        ({"requirepass": "right"}, {}, r"NOAUTH .*set OPTIONS\['password'\]"),
+        (
+            {"requirepass": "right"},
+            {"password": "wr0ng"},
+            r"WRONGPASS .*correct OPTIONS\['username",
+        ),
+        ({"databases": 3}, {"db": 3}, "out of range .*the number of the database, 3, in LOCATION"),
+        ({"tls": True}, {"ssl_ca_certs": None}, UNTRUSTED),
+    ],
+    ids=["no password", "wrong password", "no such database", "untrusted"],
+)
+def test_what_a_server_refuses_is_the_only_finding_and_says_what_to_write(
+    config: dict[str, Any],
+    options: dict[str, Any],
+    says: str,
+    locks: Locks,
+    make_server: MakeServer,
+) -> None:
+    locks.on(make_server("redis", **config))
+    location = locks.server.url.removesuffix("/0")
+    locks.configure(LOCATION=location, OPTIONS=options)
+    (finding,) = findings().values()
+    assert (finding.about, finding.level, finding.id) == ("server", "fail", "E020")
+    assert re.match(f"refused: .*{says}", finding.says)
+    assert "network" not in finding.advice
+    assert "wr0ng" not in repr(finding)
+
+
+def test_a_server_that_cannot_serve_now_is_said_to_be_not_ready(
+    locks: Locks, own_server: Server
+) -> None:
+    locks.on(own_server, OPTIONS={"socket_timeout": HUNG})
+    client = own_server.client()
+    client.config_set("maxclients", 1)
+    (finding,) = findings().values()
+    assert finding.says.startswith("not ready: ERR max number of clients reached (raise its maxc")
+    client.config_set("maxclients", 100)
+    client.config_set("lua-time-limit", 10)
+    endless = in_thread(lambda: own_server.client().eval("while true do end", 0))
+    wait_until(lambda: findings()["server"].says.startswith("not ready: BUSY "))
+    (finding,) = findings().values()
+    assert "mostly this passes" in finding.says
+    assert "network" not in finding.advice
+    client.script_kill()
+    with pytest.raises(redis.ResponseError):
+        endless.result(HUNG)
+    assert level("server") == "ok"
+
+
 def test_a_server_that_is_slow_is_warned_of(
     locks: Locks, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,11 +655,47 @@ def test_rights_that_another_doctor_keeps_from_being_tried_are_not_said_to_be_fi
     assert finding.says.startswith("not tried: lock 'django_redislock.doctor' is held")
 
 
-def test_a_wrong_password_fails(locks: Locks, make_server: MakeServer) -> None:
-    locks.on(make_server(requirepass="right"), OPTIONS={"password": "wr0ng"})
+@pytest.mark.usefixtures("locker")
+def test_a_user_without_the_right_to_a_ping_is_examined(locks: Locks) -> None:
+    add_user(locks, doctor.minimal_acl(locks.prefix).replace("+ping ", ""))
+    found = findings()
+    assert {about for about, one in found.items() if one.level != "ok"} == {"persistence"}
+
+
+@pytest.mark.usefixtures("locker")
+def test_a_user_without_rights_to_the_keys_fails_once(locks: Locks) -> None:
+    rules = doctor.minimal_acl(locks.prefix)
+    add_user(locks, rules.replace(f"~{locks.prefix}", "~elsewhere"))
+    found = findings().values()
+    assert [one.about for one in found if one.level == "fail"] == ["rights"]
+
+
+@pytest.mark.usefixtures("locker")
+def test_a_user_who_may_not_choose_the_database_is_told_the_rules(locks: Locks) -> None:
+    rules = doctor.minimal_acl(locks.prefix)
+    add_user(locks, rules.replace("+select ", ""))
+    locks.configure(LOCATION=locks.server.url.replace("/0", "/1"))
     (finding,) = findings().values()
-    assert finding.level == "fail"
-    assert "wr0ng" not in repr(finding)
+    assert "NOPERM" in finding.says
+    assert rules in finding.advice
+
+
+@pytest.mark.parametrize("database", [0, 3])
+def test_the_rules_name_the_database_where_rights_are_for_some_databases(
+    database: int, locks: Locks, make_server: MakeServer
+) -> None:
+    locks.on(make_server("valkey"))
+    location = locks.server.url.replace("/0", f"/{database}")
+    locks.configure(LOCATION=location)
+    (line,) = re.findall("ACL SETUSER redislock on >PASSWORD (.*)", findings()["rights"].advice)
+    assert line == f"{doctor.minimal_acl(locks.prefix)} resetdbs db={database}"
+    add_user(locks, f"{line} resetdbs db=2")
+    said = {one.says: one.advice for one in findings().values() if one.level == "fail"}
+    ((says, advice),) = said.items()
+    assert f"No permissions to access database (let ACL SETUSER say db={database})" in says
+    assert advice.endswith(line)
+    add_user(locks, line)
+    assert not [one for one in findings().values() if one.level == "fail"]
 
 
 # --- the admin's permissions ----------------------------------------------------------------------
@@ -749,7 +840,7 @@ def test_sentinels_that_are_silent_or_could_not_agree_are_found(
     watched.locks(settings, key_prefix)
     first, second, _ = watched.sentinels
     first.kill()
-    comes("sentinels", "warn", f"1 of 3 do not answer: {first.host}:{first.port}")
+    comes("sentinels", "warn", f"1 of 3 cannot be asked: {first.host}:{first.port}")
     second.kill()
     comes("sentinels", "fail", "NOQUORUM")
     for replica in watched.replicas:
@@ -793,7 +884,7 @@ def test_a_quorum_is_fit_while_a_majority_answers(make_quorum: MakeQuorum) -> No
     quorum.servers[2].kill()
     found = findings()
     assert found["quorum"].level == "fail"
-    assert found["quorum"].says == "2 of 3 servers do not answer, so no lock can be taken"
+    assert found["quorum"].says == "2 of 3 servers cannot be asked, so no lock can be taken"
 
 
 @pytest.mark.parametrize("protocol", [3, 2])

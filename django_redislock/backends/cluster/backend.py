@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
-from redis.connection import parse_url
 
 from django_redislock import clock, humanize, process
 from django_redislock.backends.base import Backend, Indexed
@@ -77,10 +76,6 @@ class ClusterBackend(Backend):
                 f"{where} has no LOCATION, so no node is named. Add"
                 " 'LOCATION': ['redis://host-1:6379', 'redis://host-2:6379']."
             )
-        if self._options.get("db"):
-            raise ImproperlyConfigured(
-                f"{self._of_options}['db'] must be left out: a cluster has one database."
-            )
         of_location = f"{where}['LOCATION']"
         if isinstance(conf.location, str):
             urls = {of_location: conf.location}
@@ -105,10 +100,6 @@ class ClusterBackend(Backend):
         if urlsplit(url).scheme == "unix":
             raise ImproperlyConfigured(
                 f"{of_url} is a socket, but nodes of a cluster are reached by redis://host:6379."
-            )
-        if parse_url(url).get("db"):  # type: ignore[no-untyped-call]
-            raise ImproperlyConfigured(
-                f"{of_url} names a database, but a cluster has one only; leave it out."
             )
         place = humanize.address_of(url)
         if _moved(url, place) != _moved(self._url, place):
@@ -293,7 +284,8 @@ def _moved(url: str, address: str) -> str:
     """The same URL with another address."""
     parts = urlsplit(url)
     user, at, _ = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{user}{at}{address}", path="").geturl()
+    database = parts.path.rstrip("/").removesuffix("/0")
+    return parts._replace(netloc=f"{user}{at}{address}", path=database).geturl()
 
 
 def _score(entry: tuple[bytes, bytes]) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
-from django_redislock.backends.redis.errors import described
+from django_redislock.backends.redis.errors import all_described
 from django_redislock.findings import Finding
 from django_redislock.humanize import counted
 
@@ -31,12 +31,11 @@ def coverage(said: Mapping[str, SlotMap | Exception], nodes: int) -> Finding:
             id="E022",
         )
     if wrong:
-        problems = ", ".join(f"{place}: {described(error)}" for place, error in wrong.items())
         return Finding(
             "cluster",
             "warn",
-            f"{len(wrong)} of {len(said)} in LOCATION cannot be asked: {problems}",
-            "Start them, or put LOCATION right.",
+            f"{len(wrong)} of {len(said)} in LOCATION cannot be asked: {all_described(wrong)}",
+            "Start them, or put LOCATION and OPTIONS right.",
             id="W022",
         )
     return Finding("cluster", "ok", f"all slots are kept; {counted(nodes, 'node')} keep locks")

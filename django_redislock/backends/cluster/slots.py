@@ -23,7 +23,7 @@ from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     NotOneCluster,
     ReplyError,
-    described,
+    at_servers,
     is_transient,
 )
 from django_redislock.backends.redis.protocol import packed
@@ -45,10 +45,6 @@ LOST_FOR = 10.0
 # Seconds for which a node is asked after all others because its answer ended no doubt: a master may
 # be away for long, and a cluster may have many nodes.
 NO_NEWS_FOR = 1.0
-
-
-class NoNode(redis_errors.RedisError):
-    """No node says which one owns the slots, and asking again would not help."""
 
 
 class DifferentClusters(NotOneCluster):
@@ -258,10 +254,7 @@ class Slots:
                 break
         if answers:
             return answers
-        tried = "; ".join(f"{address}: {described(error)}" for address, error in errors.items())
-        may_come = any(map(is_transient, errors.values()))
-        kind = redis_errors.ConnectionError if may_come else NoNode
-        raise kind(f"no node of the cluster answers: {tried}") from next(iter(errors.values()))
+        raise at_servers("no node of the cluster can be asked: ", errors)
 
     def _ask_last(self, address: str, seconds: float) -> None:
         """For so many seconds, ask a node after all others; called with the lock held."""

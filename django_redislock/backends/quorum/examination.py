@@ -48,8 +48,8 @@ def _judge(places: list[str], silent: list[str], same: list[list[str]]) -> Findi
         return Finding(
             "quorum",
             "fail",
-            f"{len(silent)} of {of} servers do not answer, so no lock can be taken",
-            "Start them, or look at the network.",
+            f"{len(silent)} of {of} servers cannot be asked, so no lock can be taken",
+            "Put right what is said of each.",
             id="E034",
         )
     if silent:

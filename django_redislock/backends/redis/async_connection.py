@@ -49,7 +49,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._writer = writer  # Kept: it would close the transport when it is collected.
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
-        self._reader = new_reader()
+        self._reader = new_reader(int(redis_connection.db or 0))
         self._rings = rings_as(redis_connection.protocol)
         self._push_type: type[list[Any]] = Push  # Of messages that are no replies.
         # A view: TLS writes into slices of it, and a slice of a bytearray would be a copy.

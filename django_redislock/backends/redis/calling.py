@@ -21,6 +21,7 @@ from django_redislock.backends.redis.errors import (
     is_transient,
     is_wrong_server,
     reason_of,
+    to_allow_scripts,
 )
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.sync_and_async import aperform, perform
@@ -59,6 +60,7 @@ class Caller:
 
     def __init__(self, alias: str, prefix: str, process: str) -> None:
         self.scripting = True  # Until the server forbids it; then it is asked now and then.
+        self.scripts_need = ""  # Then, what to do so that it allows them again.
         self._looks_for_scripts_at = math.inf
         self._alias = alias
         self.prefix = prefix  # Of the locks.
@@ -226,21 +228,22 @@ class Caller:
         return self._are_forbidden([one for one in causes if isinstance(one, ReplyError)])
 
     def _are_forbidden(self, errors: Sequence[ReplyError]) -> bool:
-        """Whether the server's rights leave us only plain commands; says so once in the log."""
-        refusals = [error for error in errors if _forbids_scripts(error)]
-        if refusals and self.scripting:
-            self.scripting = False
+        """Whether the server leaves us only plain commands; says so once in the log."""
+        refusal = next(filter(to_allow_scripts, errors), None)
+        if refusal is not None and self.scripting:
+            self.scripting, self.scripts_need = False, to_allow_scripts(refusal)
             self._looks_for_scripts_at = clock.now() + LOOK_FOR_SCRIPTS_EVERY
             logger.warning(
                 "REDISLOCK[%r]: the server forbids scripts (%s). Locks work with plain commands,"
                 " with less: waiters poll instead of being served in turn, operations take more"
-                " round trips, and %s are unavailable. Allow +eval and +evalsha to get all back.",
+                " round trips, and %s are unavailable. To get all back, %s.",
                 self._alias,
-                refusals[0],
+                refusal,
                 without_scripts.UNAVAILABLE,
+                self.scripts_need,
                 extra=logs.of(alias=self._alias),
             )
-        return bool(refusals)
+        return refusal is not None
 
     def _call_without_scripts(self, connection: Connection, call: Call, started: float) -> Outcome:
         def execute(*command: str | bytes | int) -> Any:
@@ -257,6 +260,8 @@ class Caller:
             if call.replicas:
                 within = rest(call.within, started)
                 acknowledged = connection.execute(packed(*_wait_for_replicas(call, within)), within)
+        except without_scripts.NeedsScripts as error:
+            reply = ReplyError(f"{error}; {self.scripts_need}")
         except ReplyError as error:
             reply = error
         return _outcome(reply, acknowledged, sent)
@@ -273,7 +278,7 @@ class Caller:
         except ReplyError as error:
             if not lacks_script(error):
                 return
-        self.scripting = True
+        self.scripting, self.scripts_need = True, ""
         logger.warning(
             "REDISLOCK[%r]: the server allows scripts again; waiters are served in turn",
             self._alias,
@@ -526,9 +531,4 @@ def lacks_script(error: ReplyError) -> bool:
 
 def needs_another_way(error: BaseException | None) -> bool:
     """Whether a script was not run because the server lacks its text, or forbids scripts."""
-    return isinstance(error, ReplyError) and (lacks_script(error) or _forbids_scripts(error))
-
-
-def _forbids_scripts(error: ReplyError) -> bool:
-    text = str(error)
-    return error.code == "NOPERM" and ("'eval'" in text or "'evalsha'" in text)
+    return isinstance(error, ReplyError) and (lacks_script(error) or bool(to_allow_scripts(error)))

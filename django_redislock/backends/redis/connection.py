@@ -73,7 +73,7 @@ class Connection:
         self._is_plain = not is_tls and os.name == "posix"
         # TLS and some systems have no such flag; then a command is sent at once.
         self._more = 0 if is_tls else _MSG_MORE
-        self._reader = new_reader()
+        self._reader = new_reader(int(redis_connection.db or 0))
         self.rings: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self.room: object = None  # What it takes in a pool.
         self._seconds = -1.0

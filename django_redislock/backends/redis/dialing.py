@@ -10,8 +10,8 @@ import os
 import ssl
 import sys
 import time
-from contextlib import suppress
-from functools import partial
+from contextlib import contextmanager
+from functools import cache, partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,7 +31,9 @@ from django_redislock.backends.redis.async_connection import AsyncConnection
 from django_redislock.backends.redis.connection import Connection
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
+    LoginError,
     NoResp3,
+    Refusal,
     TlsRefusal,
     TooOld,
     check_tls,
@@ -41,7 +43,7 @@ from django_redislock.backends.redis.errors import (
 from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
 DIALS_BY_NAME = 16  # At most under way at once, each in a thread of its own.
@@ -92,6 +94,11 @@ def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Connection]:
     return start_in_thread(partial(dialer.dial, seconds), DIALING)
 
 
+def numbers_in(version: str) -> tuple[int, ...]:
+    """The first two numbers of a server's version, for comparisons; empty if it is unknown."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+
+
 def check_version(hello: Any) -> None:
     """Judge a server by its answer to HELLO, with which RESP3 connections begin anyway.
 
@@ -101,7 +108,7 @@ def check_version(hello: Any) -> None:
     if not isinstance(hello, dict) or hello.get(b"server") != b"redis":
         return
     version = hello.get(b"version", b"").decode(errors="replace")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    numbers = numbers_in(version)
     if numbers and numbers < OLDEST_VERSION:
         raise TooOld(f"the server is Redis {version}; locks need Redis 7.0 or newer, or Valkey")
 
@@ -140,6 +147,9 @@ class Dialer:
         if options.get("credential_provider") is not None:
             credentials = _Credentials(options["credential_provider"])
             self._sync["credential_provider"] = self._async["credential_provider"] = credentials
+        database = int(self._sync.get("db") or 0)
+        self._sync["parser_class"] = _parser(redis.connection.DefaultParser, database)
+        self._async["parser_class"] = _parser(redis.asyncio.connection.DefaultParser, database)
         self._sync_class(**self._sync)
         self.timeout: float | None = self._sync.get("socket_timeout")
         self.protocol: int = self._sync["protocol"]
@@ -187,7 +197,7 @@ class Dialer:
             redis_connection.connect()
             hello = redis_connection.handshake_metadata
             if self.protocol == 2:
-                with suppress(redis_errors.ResponseError):  # Of a proxy that knows no HELLO.
+                with _perhaps_unknown():
                     redis_connection.send_command(*_HELLO)
                     hello = _named(redis_connection.read_response())
             self._judge(hello)
@@ -238,7 +248,7 @@ class Dialer:
             await redis_connection.connect()
             hello = replies[0] if self.protocol == 3 else None
             if self.protocol == 2:
-                with suppress(redis_errors.ResponseError):  # Of a proxy that knows no HELLO.
+                with _perhaps_unknown():
                     await redis_connection.send_command(*_HELLO)
                     hello = _named(await read())
             self._judge(hello)
@@ -304,10 +314,20 @@ def _said(error: BaseException) -> redis_errors.RedisError | None:
     return cause if isinstance(cause, redis_errors.RedisError) else None
 
 
+@contextmanager
+def _perhaps_unknown() -> Iterator[None]:
+    """Where HELLO is sent to what may be a proxy that does not know it."""
+    try:
+        yield
+    except Refusal as error:
+        if error.code == "NOAUTH" or is_transient(error):
+            raise
+
+
 def _check_hello(error: BaseException) -> None:
     """Raise NoResp3 if *error* is the refusal of a server or proxy without RESP3."""
     text = str(error).casefold()
-    if isinstance(error, redis_errors.ResponseError) and (
+    if isinstance(error, Refusal) and (
         "noproto" in text
         or "unsupported protocol" in text
         or ("hello" in text and ("unknown" in text or "unsupported" in text))
@@ -381,6 +401,13 @@ class _Credentials(CredentialProvider):
 
 def _failed(error: Exception) -> redis_errors.ConnectionError:
     return redis_errors.ConnectionError(str(error) or type(error).__name__)
+
+
+@cache
+def _parser(theirs: type, database: int) -> type:
+    """A parser of redis-py. Its own errors would lack the code, which tells what they mean."""
+    error = staticmethod(partial(LoginError, database=database))
+    return type(theirs.__name__, (theirs,), {"parse_error": error})
 
 
 class _Packer:

@@ -30,6 +30,7 @@ _OCSP = (
     ("ssl_validate_ocsp", "cryptography", "cryptography"),
     ("ssl_validate_ocsp_stapled", "OpenSSL", "pyOpenSSL"),
 )
+_FOR_TLS = "is for TLS: leave it out, or let LOCATION begin with rediss://"
 _NO_DATABASE = "must be the number of a database, 0 or greater"
 
 
@@ -101,6 +102,8 @@ def _check_query(parts: SplitResult) -> None:
         raise ValueError("has an option after the ? without a value")
     if len(set(names)) < len(names):
         raise ValueError("has an option after the ? twice")
+    if parts.scheme != "rediss" and any(name.startswith("ssl") for name in names):
+        raise ValueError(f"has an option after the ? that {_FOR_TLS}")
     if "db" in names:
         if not re.fullmatch("[0-9]+", dict(query)["db"]):
             raise ValueError(f"has a db after the ? that {_NO_DATABASE}")
@@ -145,6 +148,8 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
         )
     if urlsplit(url).scheme == "rediss":
         _check_tls_options({**options, **address})
+    elif name := next((name for name in options if name.startswith("ssl")), ""):
+        raise ValueError(f"[{name!r}] {_FOR_TLS} (behind sentinels, set OPTIONS['ssl'] to True)")
 
 
 def _check_tls_options(options: Mapping[str, Any]) -> None:

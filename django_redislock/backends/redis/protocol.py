@@ -8,6 +8,7 @@ nothing but rings, so waiters need a second one.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import hiredis
@@ -28,9 +29,10 @@ SUBSCRIBED = {b"subscribe", b"ssubscribe"}
 UNSUBSCRIBED = b"sunsubscribe"
 
 
-def new_reader() -> hiredis.Reader:
-    """A parser of replies."""
-    return hiredis.Reader(replyError=ReplyError, notEnoughData=NOTHING)
+def new_reader(database: int) -> hiredis.Reader:
+    """A parser of replies of a connection that uses the *database* of that number."""
+    error = partial(ReplyError, database=database)
+    return hiredis.Reader(replyError=error, notEnoughData=NOTHING)
 
 
 def rings_as(protocol: int | str) -> type[list[Any]]:

@@ -83,9 +83,9 @@ class Server:
             loops.abandon()
 
     @property
-    def scripting(self) -> bool:
-        """Whether the server allows scripts, as far as we know."""
-        return self._caller.scripting
+    def scripts_need(self) -> str:
+        """What to do so that the server allows scripts; "" if it does, as far as we know."""
+        return self._caller.scripts_need
 
     def session(self, form: Form | None = None) -> Session:
         """A performer of one flow, which blocks its thread; see Backend.session()."""

@@ -53,6 +53,10 @@ Execute = Callable[..., Any]  # Runs one command and returns its reply, or raise
 Decision = tuple[list[tuple[str | bytes | int, ...]], Any]
 
 
+class NeedsScripts(ReplyError):
+    """The operation is not one of those that plain commands can do."""
+
+
 def perform(step: Call, keys: Keys, execute: Execute) -> Any:
     """Run an operation, and return what its script would."""
     args: list[Any] = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
@@ -205,7 +209,7 @@ def _look(keys: Keys, execute: Execute) -> Decision:
 
 
 def _refuse(*args: Any) -> Decision:
-    raise ReplyError(f"{UNAVAILABLE} need EVAL, which the server forbids; allow +eval and +evalsha")
+    raise NeedsScripts(f"{UNAVAILABLE} need EVAL, which the server forbids")
 
 
 _OPERATIONS: dict[str, Callable[..., Decision]] = {

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from redis import exceptions as redis_errors
 
 from django_redislock.backends.redis.dialing import Dialer, check_version
-from django_redislock.backends.redis.errors import described, is_transient
+from django_redislock.backends.redis.errors import AtServers, at_servers
 from django_redislock.backends.sentinel.listening import Listener
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class MasterDialer:
         try:
             connection = dialer.dial(max(seconds - (time.monotonic() - asked), seconds / 2))
         except redis_errors.RedisError as error:
-            _check_transient(master, error)
-            raise
+            raise _at(master, error) from error
         return self._admitted(connection, dialer)
 
     async def adial(self, seconds: float) -> AsyncConnection:
@@ -91,8 +90,7 @@ class MasterDialer:
         try:
             connection = await dialer.adial(seconds / 2)
         except redis_errors.RedisError as error:
-            _check_transient(master, error)
-            raise
+            raise _at(master, error) from error
         return self._admitted(connection, dialer)
 
     def learn(self, master: Master, asked: float) -> Dialer:
@@ -141,9 +139,6 @@ class MasterDialer:
             return listener is self._listener
 
 
-def _check_transient(master: Master, error: redis_errors.RedisError) -> None:
-    """If *error* is transient, raise it with the address, which a timeout does not name."""
-    if is_transient(error):
-        raise redis_errors.ConnectionError(
-            f"{master.address}, which the sentinels call the master: {described(error)}"
-        ) from error
+def _at(master: Master, error: redis_errors.RedisError) -> AtServers:
+    """The *error* of a dial with the address, which a timeout, say, does not name."""
+    return at_servers("", {f"{master.address}, which the sentinels call the master": error})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.backends.redis.errors import ReplyError, all_described
+from django_redislock.backends.sentinel.sentinels import OPTIONS
 from django_redislock.findings import Finding
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def agreement(sentinels: Sentinels, number: int, within: float) -> Finding:
     said = sentinels.execute_on_each(
         within, ("SENTINEL", "MASTER", service), ("SENTINEL", "CKQUORUM", service)
     )
-    silent = [place for place, replies in said.items() if isinstance(replies, Exception)]
+    silent = {place: one for place, one in said.items() if isinstance(one, Exception)}
     answers = [replies for replies in said.values() if not isinstance(replies, Exception)]
     states = [state for state, _ in answers if isinstance(state, dict)]
     masters = {b"%s:%s" % (state[b"ip"], state[b"port"]) for state in states}
@@ -53,8 +54,8 @@ def agreement(sentinels: Sentinels, number: int, within: float) -> Finding:
         return Finding(
             "sentinels",
             "warn",
-            f"{len(silent)} of {number} do not answer: {', '.join(silent)}",
-            "Start them, or put LOCATION and OPTIONS['sentinel_kwargs'] right.",
+            f"{len(silent)} of {number} cannot be asked: {all_described(silent, OPTIONS)}",
+            f"Start them, or put LOCATION and {OPTIONS} right.",
             id="W032",
         )
     if number < FEWEST_SENTINELS or number % 2 == 0:

@@ -18,7 +18,7 @@ from django_redislock import humanize, process
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     ReplyError,
-    described,
+    at_servers,
     is_transient,
 )
 from django_redislock.backends.redis.protocol import packed
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialer
 
+OPTIONS = "OPTIONS['sentinel_kwargs']"  # For connections to sentinels.
 ASKED_LAST_FOR = 10.0  # Seconds since a sentinel did not answer.
 
 
 class NoMaster(redis_errors.RedisError):
-    """Sentinels do not name a master, and asking again would not help."""
+    """A sentinel knows no master of that name."""
 
 
 class NoSentinel(redis_errors.RedisError):
@@ -95,8 +96,7 @@ class Sentinels:
         """Ask until a majority has answered, each with its share of the time.
 
         Raises:
-            redis.ConnectionError: No sentinel has named a master; one may do so later.
-            NoMaster: No sentinel has named a master, and none will.
+            AtServers: No sentinel has named a master.
         """
         inquiry, share = _Inquiry(len(self._dialers)), seconds / len(self._dialers)
         for address, dialer in self._in_turn(inquiry):
@@ -183,10 +183,7 @@ class Sentinels:
 
     def _result(self, inquiry: _Inquiry) -> Master:
         if not inquiry.answers:
-            tried = "; ".join(f"{at}: {described(one)}" for at, one in inquiry.errors.items())
-            text = f"no sentinel names a master: {tried}"
-            may_come = any(map(is_transient, inquiry.errors.values()))
-            raise (redis_errors.ConnectionError if may_come else NoMaster)(text)
+            raise at_servers("no sentinel names a master: ", inquiry.errors, OPTIONS)
         newest = max(inquiry.answers, key=lambda master: master.epoch)
         if inquiry.is_decided:
             self._epoch = newest.epoch
