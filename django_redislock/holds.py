@@ -133,17 +133,18 @@ class Holds:
         return None
 
     def _hold_to_end(self, *, block: bool) -> Hold | None:
-        """The hold to end, by a release or the end of a *block*: the caller's last, or the only
-        one."""
+        """The hold to end, by a release or the end of a *block*: the caller's last, or else the
+        only one of that kind. A release never ends another's block."""
         # A copy: other threads take out theirs meanwhile, and a loop would pass over one of ours.
-        every = tuple(self._holds)
-        if len(every) > 1:
-            every = tuple([hold for hold in every if (hold.block if block else not hold.over)])
-        if len(every) > 1:
+        every = [hold for hold in tuple(self._holds) if (hold.block if block else not hold.over)]
+        if not every:
+            return None
+        if len(every) > 1 or every[0].block is not block:
             me = current_holder()
-            every = tuple([hold for hold in every if hold.is_of(me)])
-        hold = every[-1] if every else None
-        return hold if hold is not None and (hold.block if block else not hold.over) else None
+            if mine := [hold for hold in every if hold.is_of(me)]:
+                return mine[-1]
+            every = [hold for hold in every if hold.block is block]
+        return every[0] if len(every) == 1 else None
 
     def _add(self, hold: Hold) -> None:
         """Add *hold* to a handle that has other holds."""
@@ -531,8 +532,8 @@ class Holds:
         """Rely on the lease no more. Returns its release, or None if an outer acquire goes on."""
         if hold is None:
             if self._holds or not block:
-                has_none = all(one.over for one in tuple(self._holds))
-                raise (misuse.holds_none if has_none else misuse.holds_several)(self.name)
+                several = [one for one in tuple(self._holds) if one.block is block and not one.over]
+                raise (misuse.holds_several if several else misuse.holds_none)(self.name)
             return None
         lease, backend, options = hold.lease, hold.backend, self._options
         assert lease is not None

@@ -231,7 +231,7 @@ class Lock(Holds):
         is open.
 
         The lease is that of this thread or asyncio task. If there is none, and the handle holds
-        exactly one lease, that one ends.
+        exactly one lease that it got by acquire(), that one ends; never that of another's block.
 
         Args:
             success: Whether the work under the lock is done; only then min_hold counts.

@@ -148,7 +148,12 @@ def holds_several(name: str) -> LockMisuse:
 
 
 def holds_none(name: str) -> LockMisuse:
-    return LockMisuse(name, "this handle holds no lease, so there is none to release.")
+    return LockMisuse(
+        name,
+        "this thread or asyncio task holds no lease by this handle, so there is none to release."
+        " Call release() only after acquire() has returned True. A block's lease is released by its"
+        " end, or by whoever entered it.",
+    )
 
 
 def hands_nothing_over(alias: str, name: str) -> LockMisuse:
