@@ -8,6 +8,7 @@ is undone, or known to be over.
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -136,14 +137,13 @@ class Holds:
         """The hold to end, by a release or the end of a *block*: the caller's last, or else the
         only one of that kind. A release never ends another's block."""
         # A copy: other threads take out theirs meanwhile, and a loop would pass over one of ours.
-        every = [hold for hold in tuple(self._holds) if (hold.block if block else not hold.over)]
-        if not every:
-            return None
-        if len(every) > 1 or every[0].block is not block:
+        every = tuple(self._holds)
+        if len(every) != 1 or every[0].block is not block or every[0].over:
+            every = tuple([hold for hold in every if (hold.block if block else not hold.over)])
             me = current_holder()
             if mine := [hold for hold in every if hold.is_of(me)]:
                 return mine[-1]
-            every = [hold for hold in every if hold.block is block]
+            every = tuple([hold for hold in every if hold.block is block])
         return every[0] if len(every) == 1 else None
 
     def _add(self, hold: Hold) -> None:
@@ -328,7 +328,7 @@ class Holds:
         if lost is not None:
             raise lost.loss(now)
         if error is not None and in_the_way >= limit:
-            raise error
+            raise copy(error)  # Else this frame and the error would refer to each other.
         return None
 
     def _first_try(self, hold: Hold) -> FirstTry:

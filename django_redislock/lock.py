@@ -294,7 +294,8 @@ class Lock(Holds):
             try:
                 self._end(success, block=True)
             except (LockLost, LockMisuse, LockUnavailable) as error:
-                self._leave_with(error, success)
+                if self._is_told(error, success):
+                    raise
 
     # Returns the coroutine itself: `async def` would add another.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
@@ -311,17 +312,20 @@ class Lock(Holds):
         try:
             await self._aend(exc_type is None, block=True)
         except (LockLost, LockMisuse, LockUnavailable) as error:
-            self._leave_with(error, exc_type is None)
+            if self._is_told(error, exc_type is None):
+                raise
 
-    def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
+    def _is_told(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> bool:
+        """Whether the end of a block raises *error*; else it is logged."""
         # Only a body that succeeded is told of a loss; the exception of another must not be masked.
         # An unanswered release is no news, since the lease ends by itself. With atomic, the commit
         # has succeeded, so LockLost would wrongly say that nothing was written.
         is_committed = self._options.atomic is not None and isinstance(error, LockLost)
         if success and not is_committed and not isinstance(error, LockUnavailable):
-            raise error
+            return True
         extra = logs.of(lock=self.name, alias=self._options.using)
         logger.error("Left the block of lock %r: %s", self.name, error, extra=extra)
+        return False
 
     # --- decorator ----------------------------------------------------------------------------
 
