@@ -506,11 +506,10 @@ class Holds:
                 hold.backend.run(undo)
             raise
 
-    async def _aend(self, success: bool, *, block: bool) -> None:
+    async def _aend(self, success: bool, *, block: bool, hold: Hold | None = None) -> None:
         """See _end()."""
-        hold = None
         try:
-            hold = self._hold_to_end(block=block)
+            hold = hold or self._hold_to_end(block=block)
             if form := self._let_go(hold, success, block=block):
                 assert hold is not None
                 if form.is_plain:

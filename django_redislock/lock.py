@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from django_redislock import logs, misuse
@@ -17,7 +18,7 @@ from django_redislock.decorating import (
     nameless,
     without_transaction,
 )
-from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
+from django_redislock.exceptions import LockError, LockLost, LockMisuse, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.holds import Holds
 from django_redislock.joint_holds import NO_TEMPLATES, JointHolds, name_and_limit
@@ -285,17 +286,23 @@ class Lock(Holds):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        success = False
+        hold, success = None, False
         try:
-            if self._options.atomic is not None and (hold := self._hold_to_end(block=True)):
+            hold = self._hold_to_end(block=True)
+            if self._options.atomic is not None and hold is not None:
                 hold.end_transaction(exc_type, exc, traceback)
             success = exc_type is None
         finally:
             try:
-                self._end(success, block=True)
+                self._end(success, block=True, hold=hold)
             except (LockLost, LockMisuse, LockUnavailable) as error:
                 if self._is_told(error, success):
                     raise
+            except BaseException:
+                if hold is not None:  # Maybe it was interrupted where _end() begins.
+                    with suppress(LockError):
+                        self._end(False, block=True, hold=hold)
+                raise
 
     # Returns the coroutine itself: `async def` would add another.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
@@ -309,11 +316,19 @@ class Lock(Holds):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        hold = None
         try:
-            await self._aend(exc_type is None, block=True)
+            hold = self._hold_to_end(block=True)
+            await self._aend(exc_type is None, block=True, hold=hold)
         except (LockLost, LockMisuse, LockUnavailable) as error:
             if self._is_told(error, exc_type is None):
                 raise
+        except GeneratorExit:
+            raise
+        except BaseException:
+            with suppress(LockError):  # See __exit__().
+                await self._aend(False, block=True, hold=hold)
+            raise
 
     def _is_told(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> bool:
         """Whether the end of a block raises *error*; else it is logged."""
