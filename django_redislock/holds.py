@@ -314,8 +314,8 @@ class Holds:
                 hold.lease = lease
                 self._add(hold)
                 return lease
-            if not may_be_held:
-                continue
+            if not may_be_held or not hold.terms.wait:
+                continue  # Without a wait, it is as busy as for anybody else.
             refusal: LockMisuse | None = misuse.shares_a_thread(self.name)
             if holder is not me or is_mine:
                 of_job = self._run is not None
