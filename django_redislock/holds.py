@@ -7,6 +7,7 @@ is undone, or known to be over.
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -17,6 +18,7 @@ from django_redislock import logs, misuse, process, signals, transactions
 from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockError, LockTimeout, LockUnavailable
 from django_redislock.holder import (
+    LOCAL,
     current_holder,
     current_owner,
     must_not_block,
@@ -277,6 +279,8 @@ class Holds:
     def _new_hold(self, *, block: bool) -> Hold:
         if self._options.atomic is not None and not block:
             raise misuse.needs_a_block(self.name)
+        if threading.local is not LOCAL:
+            raise misuse.is_patched_late(self.name)
         outer = self._own_hold() if self._holds else None
         if getpid() != process.pid:  # Here, to save a call: process.this() compares the same.
             process.this()

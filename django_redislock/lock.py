@@ -207,10 +207,11 @@ class Lock(Holds):
         Raises:
             LockUnavailable: The server did not or could not answer; never means "busy".
             LockMisuse: The wait would never end, say since this thread or asyncio task holds the
-                lock already; or the call would block the event loop of its thread; or *atomic*
-                needs a block; or this process takes the lock both with a limit and without; or a
-                transaction is open, and RELEASE_BEFORE_COMMIT is "error"; or autocommit of a
-                database is off, and Django would not tell release_on_commit of a commit.
+                lock already; or the call would block the event loop of its thread; or gevent or
+                eventlet has patched too late; or *atomic* needs a block; or this process takes the
+                lock both with a limit and without; or a transaction is open, and
+                RELEASE_BEFORE_COMMIT is "error"; or autocommit of a database is off, and Django
+                would not tell release_on_commit of a commit.
             LockLost: The acquire is reentrant, and the lease was lost.
             ImproperlyConfigured: REDISLOCK has no such alias, or something about it is wrong.
         """

@@ -49,6 +49,16 @@ def blocks_the_loop(name: str, instead: str) -> LockMisuse:
     )
 
 
+def is_patched_late(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "gevent or eventlet has patched `threading` after this package was imported. All greenlets"
+        " would be one holder, and wait for each other's mutexes for ever. Patch before Django is"
+        " imported; of `gunicorn --preload`, that is `from gevent import monkey;"
+        " monkey.patch_all()` in gunicorn.conf.py.",
+    )
+
+
 def shares_a_thread(name: str) -> LockMisuse:
     return LockMisuse(
         name,
