@@ -42,6 +42,11 @@ def must_not_block() -> bool:
     return running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
 
 
+# gevent and eventlet replace it. Greenlets would share what was made of this one before, as they
+# would share each mutex.
+LOCAL = threading.local
+
+
 class Thread:
     """A thread as a holder. Its ident would not do: idents are used again."""
 

@@ -7,7 +7,9 @@ is undone, or known to be over.
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,6 +18,7 @@ from django_redislock import logs, misuse, process, signals, transactions
 from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockError, LockTimeout, LockUnavailable
 from django_redislock.holder import (
+    LOCAL,
     current_holder,
     current_owner,
     must_not_block,
@@ -133,17 +136,17 @@ class Holds:
         return None
 
     def _hold_to_end(self, *, block: bool) -> Hold | None:
-        """The hold to end, by a release or the end of a *block*: the caller's last, or the only
-        one."""
+        """The hold to end, by a release or the end of a *block*: the caller's last, or else the
+        only one of that kind. A release never ends another's block."""
         # A copy: other threads take out theirs meanwhile, and a loop would pass over one of ours.
         every = tuple(self._holds)
-        if len(every) > 1:
+        if len(every) != 1 or every[0].block is not block or every[0].over:
             every = tuple([hold for hold in every if (hold.block if block else not hold.over)])
-        if len(every) > 1:
             me = current_holder()
-            every = tuple([hold for hold in every if hold.is_of(me)])
-        hold = every[-1] if every else None
-        return hold if hold is not None and (hold.block if block else not hold.over) else None
+            if mine := [hold for hold in every if hold.is_of(me)]:
+                return mine[-1]
+            every = tuple([hold for hold in every if hold.block is block])
+        return every[0] if len(every) == 1 else None
 
     def _add(self, hold: Hold) -> None:
         """Add *hold* to a handle that has other holds."""
@@ -276,6 +279,8 @@ class Holds:
     def _new_hold(self, *, block: bool) -> Hold:
         if self._options.atomic is not None and not block:
             raise misuse.needs_a_block(self.name)
+        if threading.local is not LOCAL:
+            raise misuse.is_patched_late(self.name)
         outer = self._own_hold() if self._holds else None
         if getpid() != process.pid:  # Here, to save a call: process.this() compares the same.
             process.this()
@@ -313,8 +318,8 @@ class Holds:
                 hold.lease = lease
                 self._add(hold)
                 return lease
-            if not may_be_held:
-                continue
+            if not may_be_held or not hold.terms.wait:
+                continue  # Without a wait, it is as busy as for anybody else.
             refusal: LockMisuse | None = misuse.shares_a_thread(self.name)
             if holder is not me or is_mine:
                 of_job = self._run is not None
@@ -327,7 +332,7 @@ class Holds:
         if lost is not None:
             raise lost.loss(now)
         if error is not None and in_the_way >= limit:
-            raise error
+            raise copy(error)  # Else this frame and the error would refer to each other.
         return None
 
     def _first_try(self, hold: Hold) -> FirstTry:
@@ -505,11 +510,10 @@ class Holds:
                 hold.backend.run(undo)
             raise
 
-    async def _aend(self, success: bool, *, block: bool) -> None:
+    async def _aend(self, success: bool, *, block: bool, hold: Hold | None = None) -> None:
         """See _end()."""
-        hold = None
         try:
-            hold = self._hold_to_end(block=block)
+            hold = hold or self._hold_to_end(block=block)
             if form := self._let_go(hold, success, block=block):
                 assert hold is not None
                 if form.is_plain:
@@ -531,8 +535,8 @@ class Holds:
         """Rely on the lease no more. Returns its release, or None if an outer acquire goes on."""
         if hold is None:
             if self._holds or not block:
-                has_none = all(one.over for one in tuple(self._holds))
-                raise (misuse.holds_none if has_none else misuse.holds_several)(self.name)
+                several = [one for one in tuple(self._holds) if one.block is block and not one.over]
+                raise (misuse.holds_several if several else misuse.holds_none)(self.name)
             return None
         lease, backend, options = hold.lease, hold.backend, self._options
         assert lease is not None

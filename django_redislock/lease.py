@@ -416,7 +416,8 @@ class Lease:
             try:
                 callback(self)
             except (Exception, SystemExit) as error:
-                _pass_on_exit(error)
+                if _is_passed_on(error):
+                    raise
                 logger.exception(
                     "An on_lost callback of lock %r failed", self.name, extra=logs.of(self)
                 )
@@ -431,7 +432,8 @@ class Lease:
         try:
             alarm.callback(self)
         except (Exception, SystemExit) as error:
-            _pass_on_exit(error)
+            if _is_passed_on(error):
+                raise
             logger.exception(
                 "An on_endangered callback of lock %r failed", self.name, extra=logs.of(self)
             )
@@ -516,12 +518,18 @@ class Lease:
             raise
 
 
-def _pass_on_exit(error: BaseException) -> None:
-    """In the main thread raise what a signal handler raised, and any SystemExit: it may be such.
+def _is_passed_on(error: BaseException) -> bool:
+    """In the main thread: any SystemExit, since a signal handler may have raised it.
 
     In any other thread it would end nothing but that thread, without a word.
+
+    Raises:
+        BaseException: In the main thread, what a signal handler raised.
     """
-    if current_thread() is main_thread():
+    if current_thread() is not main_thread():
+        return False
+    try:
         process.pass_on_interrupt(error)
-        if isinstance(error, SystemExit):
-            raise error
+        return isinstance(error, SystemExit)
+    finally:
+        del error  # See process.pass_on_interrupt().

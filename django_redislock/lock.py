@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from django_redislock import logs, misuse
@@ -17,7 +18,7 @@ from django_redislock.decorating import (
     nameless,
     without_transaction,
 )
-from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
+from django_redislock.exceptions import LockError, LockLost, LockMisuse, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.holds import Holds
 from django_redislock.joint_holds import NO_TEMPLATES, JointHolds, name_and_limit
@@ -206,10 +207,11 @@ class Lock(Holds):
         Raises:
             LockUnavailable: The server did not or could not answer; never means "busy".
             LockMisuse: The wait would never end, say since this thread or asyncio task holds the
-                lock already; or the call would block the event loop of its thread; or *atomic*
-                needs a block; or this process takes the lock both with a limit and without; or a
-                transaction is open, and RELEASE_BEFORE_COMMIT is "error"; or autocommit of a
-                database is off, and Django would not tell release_on_commit of a commit.
+                lock already; or the call would block the event loop of its thread; or gevent or
+                eventlet has patched too late; or *atomic* needs a block; or this process takes the
+                lock both with a limit and without; or a transaction is open, and
+                RELEASE_BEFORE_COMMIT is "error"; or autocommit of a database is off, and Django
+                would not tell release_on_commit of a commit.
             LockLost: The acquire is reentrant, and the lease was lost.
             ImproperlyConfigured: REDISLOCK has no such alias, or something about it is wrong.
         """
@@ -231,7 +233,7 @@ class Lock(Holds):
         is open.
 
         The lease is that of this thread or asyncio task. If there is none, and the handle holds
-        exactly one lease, that one ends.
+        exactly one lease that it got by acquire(), that one ends; never that of another's block.
 
         Args:
             success: Whether the work under the lock is done; only then min_hold counts.
@@ -285,16 +287,23 @@ class Lock(Holds):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        success = False
+        hold, success = None, False
         try:
-            if self._options.atomic is not None and (hold := self._hold_to_end(block=True)):
+            hold = self._hold_to_end(block=True)
+            if self._options.atomic is not None and hold is not None:
                 hold.end_transaction(exc_type, exc, traceback)
             success = exc_type is None
         finally:
             try:
-                self._end(success, block=True)
+                self._end(success, block=True, hold=hold)
             except (LockLost, LockMisuse, LockUnavailable) as error:
-                self._leave_with(error, success)
+                if self._is_told(error, success):
+                    raise
+            except BaseException:
+                if hold is not None:  # Maybe it was interrupted where _end() begins.
+                    with suppress(LockError):
+                        self._end(False, block=True, hold=hold)
+                raise
 
     # Returns the coroutine itself: `async def` would add another.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
@@ -308,20 +317,31 @@ class Lock(Holds):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        hold = None
         try:
-            await self._aend(exc_type is None, block=True)
+            hold = self._hold_to_end(block=True)
+            await self._aend(exc_type is None, block=True, hold=hold)
         except (LockLost, LockMisuse, LockUnavailable) as error:
-            self._leave_with(error, exc_type is None)
+            if self._is_told(error, exc_type is None):
+                raise
+        except GeneratorExit:
+            raise
+        except BaseException:
+            with suppress(LockError):  # See __exit__().
+                await self._aend(False, block=True, hold=hold)
+            raise
 
-    def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
+    def _is_told(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> bool:
+        """Whether the end of a block raises *error*; else it is logged."""
         # Only a body that succeeded is told of a loss; the exception of another must not be masked.
         # An unanswered release is no news, since the lease ends by itself. With atomic, the commit
         # has succeeded, so LockLost would wrongly say that nothing was written.
         is_committed = self._options.atomic is not None and isinstance(error, LockLost)
         if success and not is_committed and not isinstance(error, LockUnavailable):
-            raise error
+            return True
         extra = logs.of(lock=self.name, alias=self._options.using)
         logger.error("Left the block of lock %r: %s", self.name, error, extra=extra)
+        return False
 
     # --- decorator ----------------------------------------------------------------------------
 

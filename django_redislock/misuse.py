@@ -49,6 +49,16 @@ def blocks_the_loop(name: str, instead: str) -> LockMisuse:
     )
 
 
+def is_patched_late(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "gevent or eventlet has patched `threading` after this package was imported. All greenlets"
+        " would be one holder, and wait for each other's mutexes for ever. Patch before Django is"
+        " imported; of `gunicorn --preload`, that is `from gevent import monkey;"
+        " monkey.patch_all()` in gunicorn.conf.py.",
+    )
+
+
 def shares_a_thread(name: str) -> LockMisuse:
     return LockMisuse(
         name,
@@ -148,7 +158,12 @@ def holds_several(name: str) -> LockMisuse:
 
 
 def holds_none(name: str) -> LockMisuse:
-    return LockMisuse(name, "this handle holds no lease, so there is none to release.")
+    return LockMisuse(
+        name,
+        "this thread or asyncio task holds no lease by this handle, so there is none to release."
+        " Call release() only after acquire() has returned True. A block's lease is released by its"
+        " end, or by whoever entered it.",
+    )
 
 
 def hands_nothing_over(alias: str, name: str) -> LockMisuse:

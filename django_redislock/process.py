@@ -114,15 +114,40 @@ def pass_on_interrupt(error: BaseException) -> None:
 
     Handlers may raise TimeoutError or OSError, as the one in the documentation of Python does.
     """
-    running = {frame for frame, _ in walk_stack(currentframe())}
-    codes = _codes_of_handlers()
+    for one in _chain_since(error):
+        if is_of_handler(one):
+            context = one.__context__
+            try:
+                raise one
+            finally:
+                # Else the two would refer to each other, and by its frames it to itself: cycles,
+                # which keep the frames of all callers until the garbage collector comes.
+                one.__context__ = context
+                del one, error, context
+
+
+def forget_frames(error: BaseException) -> None:
+    """As pass_on_interrupt(). Else let *error* refer to no frames, since it is kept from here on.
+
+    Most often these refer to it. Such a cycle would keep the frames of all callers, and what their
+    variables refer to, until the garbage collector comes.
+    """
+    try:
+        pass_on_interrupt(error)
+        for one in _chain_since(error):
+            one.__traceback__ = None
+    finally:
+        del error
+
+
+def _chain_since(error: BaseException) -> Iterator[BaseException]:
+    """The error that is being handled, and its chain up to what the program handles meanwhile."""
     for one in chain_of(error):
-        frames = [frame for frame, _ in walk_tb(one.__traceback__)]
-        # Pass over an error that was kept, and one that the program handles meanwhile.
-        if running.isdisjoint(frames[:1]) is (one is error):
+        begins_in = one.__traceback__ and one.__traceback__.tb_frame
+        is_handled = any(frame is begins_in for frame, _ in walk_stack(currentframe()))
+        if is_handled is not (one is error):
             return
-        if any(frame.f_code in codes for frame in frames):
-            raise one
+        yield one
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:

@@ -66,7 +66,10 @@ class _Reentrant(Signal):
                 extra = logs.of(lock=_lock_in(named))
                 logger.exception("A receiver of signals about locks failed", extra=extra)
         if interrupt is not None:
-            raise interrupt
+            try:
+                raise interrupt
+            finally:
+                del interrupt  # See process.pass_on_interrupt().
         return []
 
     def _send_to_all(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
@@ -130,7 +133,11 @@ def _pass_on_interrupt(answers: list[tuple[Any, Any]]) -> None:
     """
     for _, answer in answers:
         if isinstance(answer, Exception) and process.is_of_handler(answer):
-            raise answer
+            try:
+                raise answer
+            finally:
+                answers.clear()  # See process.pass_on_interrupt().
+                del answer
 
 
 def _lock_in(news: dict[str, Any]) -> str | None:

@@ -87,6 +87,8 @@ def _perform(
     except StopIteration as end:
         result: Result = end.value
         return result
+    finally:
+        del interrupt  # See _first_step().
 
 
 async def arun(flow: Flow[Result], by: Performer, form: Form | None = None) -> Result:
@@ -109,14 +111,15 @@ async def _aperform(
 ) -> Result:
     made_in = process.current if form is None else form.made_in
     put_off: asyncio.CancelledError | None = None  # Until the flow has no more to undo.
+    work: asyncio.Future[Any] | None = None
     try:
         try:
             step = _first_step(flow, form) if interrupt is None else flow.throw(interrupt)
             while True:
                 try:
                     if isinstance(step, Call | Calls) and step.shielded:
-                        undone, put_off = await to_its_end(step.perform(by), put_off)
-                        answer = undone.result()
+                        work, put_off = await to_its_end(step.perform(by), put_off)
+                        answer = work.result()
                     elif put_off is None:
                         answer = await (by.call(step) if type(step) is Call else step.perform(by))
                     else:
@@ -137,7 +140,7 @@ async def _aperform(
             raise put_off
         return result
     finally:
-        del put_off  # See _first_step().
+        del interrupt, put_off, work  # See _first_step().
 
 
 async def to_its_end(
@@ -170,17 +173,20 @@ def start_in_thread(work: Callable[[], Result], name: str) -> Future[Result]:
     """
     outcome: Future[Result] = Future()
 
-    def do() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            outcome.set_exception(error)
-
     try:
-        threading.Thread(target=do, name=name, daemon=True).start()
+        threading.Thread(target=_do, args=(work, outcome), name=name, daemon=True).start()
     except RuntimeError:  # No more threads, or the interpreter is shutting down.
-        do()
+        _do(work, outcome)
     return outcome
+
+
+def _do(work: Callable[[], Result], outcome: Future[Result]) -> None:
+    try:
+        outcome.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+        outcome.set_exception(error)
+    finally:
+        del outcome  # See _first_step().
 
 
 def _check_process(made_in: Process) -> None:
@@ -216,12 +222,15 @@ def _first_step(flow: Flow[Result], form: Form | None) -> Step:
 
 def _step_after(flow: Flow[Result], error: BaseException, made_in: Process) -> Step:
     """The next step after one has failed: most often the flow undoes what it has begun."""
-    if isinstance(error, Unanswered | Refused):
-        return flow.throw(_seen_in(made_in, error))
-    if process.this() is made_in:
-        return flow.throw(error)
-    flow.close()
-    raise error
+    try:
+        if isinstance(error, Unanswered | Refused):
+            return flow.throw(_seen_in(made_in, error))
+        if process.this() is made_in:
+            return flow.throw(error)
+        flow.close()
+        raise error
+    finally:
+        del error  # See _first_step().
 
 
 class Blocking(ABC):

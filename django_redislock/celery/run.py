@@ -459,7 +459,7 @@ class TaskRun(JobRun):
     def _conflict(self, busy: Busy) -> Conflict:
         return Conflict(**vars(super()._conflict(busy)), task=self.task)
 
-    def _check_goes_on(self, error: LockUnavailable) -> None:
+    def _runs_unlocked(self, error: LockUnavailable) -> bool:
         if self.options.on_unavailable == "retry" and (until := self._defer_until()) is not None:
             says = "Deferred %s: %s"
             self.logger.warning(says, self, error, extra=self._said(reason=error.reason))
@@ -467,7 +467,7 @@ class TaskRun(JobRun):
             raise defer(self.task, self.options.conflict_deadline, until=until)
         if self.options.on_unavailable != "run" and not self._body_has_started:
             carry(self.request, raised=True)
-        super()._check_goes_on(error)
+        return super()._runs_unlocked(error)
 
     @property
     def _is_patient(self) -> bool:

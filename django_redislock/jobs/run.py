@@ -276,7 +276,8 @@ class JobRun:
                 if isinstance(outcome, Busy):
                     outcome = self._ask_again(outcome, locks)
             except LockUnavailable as error:
-                self._check_goes_on(error)
+                if not self._runs_unlocked(error):
+                    raise
                 outcome = None
             if outcome is None:  # Not in the handler above: the error is none of the body's.
                 return self._run_body(body, None)
@@ -294,7 +295,8 @@ class JobRun:
             try:
                 outcome: Any = await self._aask_for_lock(locks)
             except LockUnavailable as error:
-                self._check_goes_on(error)
+                if not self._runs_unlocked(error):
+                    raise
                 outcome = None
             if outcome is None or isinstance(outcome, Lease):
                 return await self._arun_body(body, outcome)
@@ -536,12 +538,13 @@ class JobRun:
             cooling=busy.cooling,
         )
 
-    def _check_goes_on(self, error: LockUnavailable) -> None:
-        """Return if the body is to run without the lock, since Redis cannot answer; else raise."""
+    def _runs_unlocked(self, error: LockUnavailable) -> bool:
+        """Whether the body is to run without the lock, since Redis cannot answer."""
         if self.options.on_unavailable != "run":
-            raise error
+            return False
         says = "%s runs WITHOUT its lock, as on_unavailable says: %s"
         self.logger.error(says, self, error, extra=self._said(reason=error.reason))
+        return True
 
     # --- records ------------------------------------------------------------------------------
 

@@ -454,9 +454,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
         # The undo may still be on its way. On a quorum, whose servers are told no fence, it would
         # end the next grant to this token.
         raise LockUnavailable(request.name, problem, reason)
-    unanswered = Unanswered(problem, answer.sent, answer.now)
-    unanswered.reason = reason
-    raise unanswered
+    raise Unanswered(problem, answer.sent, answer.now, reason)
 
 
 def listens_until(now: float, left_ms: bytes | str | int, give_up: float) -> float:

@@ -137,13 +137,14 @@ class Bell(NamedTuple):
 class Unanswered(Exception):
     """The command may or may not have been carried out; trying again may help."""
 
-    reason: UnavailableReason = "timeout"
-
-    def __init__(self, problem: str, sent: float, now: float) -> None:
+    def __init__(
+        self, problem: str, sent: float, now: float, reason: UnavailableReason = "timeout"
+    ) -> None:
         super().__init__(problem, sent, now)
         self.problem = problem
         self.sent = sent
         self.now = now
+        self.reason = reason
 
 
 class NotDone(Unanswered):
@@ -153,11 +154,10 @@ class NotDone(Unanswered):
 class Refused(Exception):
     """The server refuses, and would again: rights, types, memory, configuration."""
 
-    reason: UnavailableReason = "refused"
-
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, reason: UnavailableReason = "refused") -> None:
         super().__init__(problem)
         self.problem = problem
+        self.reason = reason
 
 
 class NotOurs(Refused):

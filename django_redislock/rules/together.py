@@ -34,10 +34,10 @@ def together(flows: Iterable[Flow[Result]]) -> Flow[list[Result]]:
             try:
                 while going:
                     steps: dict[int, Step] = {}
-                    for number, answer in answers.items():
+                    for number in list(answers):
                         flow = going[number]
                         try:
-                            steps[number] = _next_step(flow, answer)
+                            steps[number] = _next_step(flow, answers.pop(number))
                         except BaseException as raised:
                             if getgeneratorstate(flow) != GEN_CLOSED:
                                 raise  # A signal handler raised it, outside the flow.
@@ -63,7 +63,10 @@ def together(flows: Iterable[Flow[Result]]) -> Flow[list[Result]]:
 
 
 def _next_step(flow: Flow[Any], answer: Any) -> Step:
-    return flow.throw(answer) if isinstance(answer, BaseException) else flow.send(answer)
+    try:
+        return flow.throw(answer) if isinstance(answer, BaseException) else flow.send(answer)
+    finally:
+        del answer  # See together().
 
 
 def _performed(steps: Mapping[int, Step]) -> Flow[dict[int, Any]]:
@@ -83,12 +86,12 @@ def _performed(steps: Mapping[int, Step]) -> Flow[dict[int, Any]]:
             try:
                 answers[number] = yield step
             except (Unanswered, Refused) as trouble:
-                answers[number] = trouble
+                answers[number] = trouble.with_traceback(None)  # See together().
     if calls:
         try:
             answers.update(zip(calls, (yield Calls(tuple(calls.values()))), strict=True))
         except (Unanswered, Refused) as trouble:
-            answers.update(dict.fromkeys(calls, trouble))
+            answers.update(dict.fromkeys(calls, trouble.with_traceback(None)))
     return answers
 
 

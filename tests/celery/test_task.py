@@ -431,13 +431,22 @@ class TestConflict:
         assert skipped["reason"] == "an item of celery.map cannot go back to the broker"
         assert "reason" not in directly
 
-    def test_a_task_that_calls_itself_is_told_so(self, redislock: LockTestKit) -> None:
+    def test_a_task_that_calls_itself_is_told_so_if_it_would_wait(
+        self, redislock: LockTestKit
+    ) -> None:
         def draw() -> None:
             task()
 
-        task = make(draw)
+        task = make(draw, on_conflict="wait", wait=60)
         with pytest.raises(LockMisuse, match="holds it already"):
             task.delay().get()
+
+    def test_a_task_that_calls_itself_is_skipped_as_any_other(self, redislock: LockTestKit) -> None:
+        def draw() -> Any:
+            return task()
+
+        task = make(draw)
+        assert task.delay().get()["skipped"] == "busy"
 
     def test_the_log_shows_no_id_of_a_direct_call_that_is_skipped(
         self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture

@@ -127,7 +127,7 @@ async def test_a_handle_can_be_used_again_and_again(way: Way, place: Place) -> N
 @both_ways
 async def test_release_without_a_lease_is_misuse(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
-    with pytest.raises(LockMisuse, match="'lottery': this handle holds no lease"):
+    with pytest.raises(LockMisuse, match="'lottery': this thread or asyncio task holds no lease"):
         await way.release(lock)
     await way.acquire(lock)
     await way.release(lock)

@@ -134,7 +134,8 @@ async def test_a_reentrant_acquire_is_of_the_same_permit(way: Way, place: Place)
         async with way.entered(gpu()) as other:
             assert other.permit != lease.permit
             with pytest.raises(LockMisuse, match="holds all of its 2 permits already"):
-                await way.acquire(gpu())
+                await way.acquire(gpu(wait=60))
+            assert not await way.acquire(gpu(wait=0))
 
 
 @needs_scripts

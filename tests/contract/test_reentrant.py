@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
-from django_redislock import LockLost, LockMisuse, distributed_lock
+from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock
 from django_redislock.backends.registry import backends
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
@@ -109,6 +109,24 @@ async def test_the_same_thread_or_task_twice_is_misuse(way: Way, place: Place) -
         with pytest.raises(LockMisuse, match=f"'lottery': {who} holds it already") as raised:
             await way.acquire(distributed_lock("lottery", wait=60))
         assert "reentrant=True" in str(raised.value)
+
+
+@both_ways
+async def test_without_a_wait_it_is_busy_for_its_holder_as_for_anybody_else(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery", wait=0)
+    async with way.entered(lock) as lease:
+        for again in (lock, distributed_lock("lottery", "other", wait=0)):
+            assert await way.acquire(again) is False
+            with pytest.raises(LockTimeout) as raised:
+                async with way.entered(again):
+                    pytest.fail("the block ran")
+            assert raised.value.name == "lottery"
+        assert not await way.locked(distributed_lock("other"))
+        await way.ensure_held(lease, verify=True)
+    assert await way.acquire(lock)
+    await way.release(lock)
 
 
 async def test_a_blocking_acquire_in_the_thread_of_the_loop_whose_task_holds_it_is_misuse(
@@ -397,8 +415,9 @@ async def held_by_calls(lock: Lock) -> AsyncIterator[None]:
 
 async def refused(lock: Lock) -> None:
     """Of the caller, neither an acquire nor a look at its lease finds that of another."""
+    assert not await sync_to_async(try_lock)("lottery")
     with pytest.raises(LockMisuse, match="another asyncio task holds it by the thread"):
-        await sync_to_async(try_lock)("lottery")
+        await sync_to_async(distributed_lock("lottery", reentrant=True).acquire)()
     assert await sync_to_async(lambda: lock.lease)() is None
 
 

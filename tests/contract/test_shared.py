@@ -12,7 +12,7 @@ import pytest
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.backends.registry import backends
 from tests.support.backends import PATIENT, Place
-from tests.support.matrix import in_turn
+from tests.support.matrix import in_turn, needs_scripts
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Way, both_ways, in_thread
@@ -234,6 +234,56 @@ async def test_what_is_acquired_here_can_be_released_there(way: Way, place: Plac
     assert not await way.locked(lock)
     with pytest.raises(LockMisuse, match="holds no lease"):
         await way.release(lock)
+
+
+@pytest.mark.parametrize("names", [("lottery",), ("lottery", "other")], ids=len)
+@pytest.mark.parametrize("reentrant", [False, True])
+@both_ways
+async def test_a_release_by_one_without_a_lease_never_ends_the_block_of_another(
+    way: Way, place: Place, names: tuple[str, ...], reentrant: bool
+) -> None:
+    lock = distributed_lock(*names, wait=0, reentrant=reentrant)
+    entered, done = Meeting(), Meeting()
+
+    async def hold() -> None:
+        async with way.entered(lock) as lease:
+            entered.open()
+            await done.reached(way)
+            await way.ensure_held(lease, verify=True)
+
+    holder = way.start(hold)
+    await entered.reached(way)
+    assert await way.acquire(lock) is False
+    with pytest.raises(LockMisuse, match="only after acquire\\(\\) has returned True"):
+        await way.release(lock)
+    assert await way.acquire(distributed_lock("lottery", wait=0)) is False
+    done.open()
+    await holder.result()
+    assert not await way.locked(lock)
+
+
+@needs_scripts
+@both_ways
+async def test_what_was_acquired_can_be_released_elsewhere_beside_a_block(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery", limit=2)
+    entered, done = Meeting(), Meeting()
+
+    async def hold() -> None:
+        async with way.entered(lock) as lease:
+            entered.open()
+            await done.reached(way)
+            await way.ensure_held(lease, verify=True)
+
+    holder = way.start(hold)
+    await entered.reached(way)
+    assert await way.start(lambda: way.acquire(lock)).result()
+    await way.release(lock)
+    with pytest.raises(LockMisuse, match="holds no lease"):
+        await way.release(lock)
+    done.open()
+    await holder.result()
 
 
 @both_ways

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock import distributed_lock
+from django_redislock import LockMisuse, distributed_lock
 from tests.support.backends import PATIENT
+from tests.support.faults import in_fork
 from tests.support.processes import say
 from tests.support.waiting import HUNG
 
@@ -65,8 +66,6 @@ def work_without_ever_yielding() -> None:
 def refuse_a_second_acquire_of_the_same_greenlet() -> None:
     import gevent
 
-    from django_redislock import LockMisuse
-
     with distributed_lock("lottery"):
         try:
             distributed_lock("lottery").acquire()
@@ -92,6 +91,25 @@ def wait_for_a_greenlet_that_is_renewed() -> None:
     for waiter in waiters:
         waiter.join(HUNG)
     say([was_held, sorted(served)])
+
+
+def patch_late_and_acquire(prelude: str, is_used_before: bool) -> None:
+    """As a worker of `gunicorn -k gevent --preload` does, whose master has imported Django."""
+    if is_used_before:
+        with distributed_lock("tombola"):
+            pass
+
+    def work() -> list[str]:
+        exec(prelude)
+        said = []
+        for handle in (distributed_lock("lottery"), distributed_lock("a", "b", reentrant=True)):
+            try:
+                handle.acquire()
+            except LockMisuse as error:
+                said.append(str(error))
+        return said
+
+    say(in_fork(work))
 
 
 def _waiters() -> int:
@@ -136,3 +154,13 @@ def test_greenlets_ask_a_quorum_while_others_go_on(
     make_quorum()
     child = spawn(wait_for_a_greenlet_that_is_renewed, prelude=prelude)
     assert child.read() == [True, [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("is_used_before", [False, True])
+@pytest.mark.parametrize("prelude", [PATCH, EVENTLET], ids=["gevent", "eventlet"])
+def test_a_patch_that_comes_late_is_refused_by_the_place_to_patch(
+    prelude: str, is_used_before: bool, locks: Locks, spawn: Spawn
+) -> None:
+    said = spawn(patch_late_and_acquire, prelude, is_used_before).read()
+    assert len(said) == 2
+    assert all("monkey.patch_all()` in gunicorn.conf.py" in one for one in said)

@@ -596,17 +596,36 @@ def test_once_in_the_database_and_a_transaction_around_the_body(redislock: LockT
 
 
 @blocking_or_not
-def test_a_run_within_itself_is_refused(redislock: LockTestKit, is_async: bool) -> None:
-    @single_instance
+def test_a_run_within_itself_is_refused_if_it_would_wait(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    @single_instance(on_conflict="wait")
     def again() -> None:
         again()
 
-    @single_instance
+    @single_instance(on_conflict="wait")
     async def again_later() -> None:
         await again_later()
 
     with pytest.raises(LockMisuse, match=r"never end.*`__wrapped__`"):
         asyncio.run(again_later()) if is_async else again()  # type: ignore[func-returns-value]
+
+
+@blocking_or_not
+def test_a_run_within_itself_is_skipped_as_any_other(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    @single_instance
+    def again() -> Any:
+        return again()
+
+    @single_instance
+    async def again_later() -> Any:
+        return await again_later()
+
+    found = asyncio.run(again_later()) if is_async else again()
+    assert found["skipped"] == "busy"
+    assert str(os.getpid()) in found["holder"]
 
 
 # --- records of a job -----------------------------------------------------------------------------

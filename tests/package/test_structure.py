@@ -20,6 +20,7 @@ OF_MODELS = {"_base_manager", "_meta"}
 # Of other libraries, where they have no public way; each is explained where it is used.
 OF_OTHERS = {
     "asyncio._get_running_loop",
+    "redis_connection._parser",
     "redis_connection._reader",
     "redis_connection._sock",
     "redis_connection._writer",

@@ -7,6 +7,7 @@ same step. While slots move, any other refusal goes to the flow: it tries again 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +79,7 @@ class _OfNode(ABC):
                 outcome: Outcome = yield partial(self._call_asking, node, left)
                 return self._answered(node, step, outcome)
         problem = "the nodes of the cluster do not agree which one keeps it"
-        undecided = NotDone(problem, started, clock.now())
-        undecided.reason = "not_ready"
-        raise undecided
+        raise NotDone(problem, started, clock.now(), "not_ready")
 
     def _call_all(self, calls: Sequence[Call]) -> Waits[list[Outcome]]:
         """Run scripts in one go on each node that keeps some of the locks, one node after another.
@@ -107,7 +106,7 @@ class _OfNode(ABC):
                     try:
                         outcomes[number] = yield from self._call(call)
                     except (Unanswered, Refused) as trouble:
-                        outcomes[number] = trouble
+                        outcomes[number] = trouble.with_traceback(None)  # See forget_frames().
         return [outcomes[number] for number in range(len(calls))]
 
     def _answered(self, node: Node, step: Call, outcome: Outcome) -> Answer:
@@ -117,7 +116,7 @@ class _OfNode(ABC):
         self._slots.judge(node, step, outcome)
         if turned_away_by(outcome):  # The slot has gone elsewhere.
             raise _gone() from outcome
-        raise outcome
+        raise copy(outcome) from outcome.__cause__
 
     @abstractmethod
     def _session_at(self, node: Node) -> Performer:
@@ -135,9 +134,7 @@ class _OfNode(ABC):
 def _gone() -> NotDone:
     """The trouble if another node is to be asked, but cannot be yet."""
     now = clock.now()
-    gone = NotDone("its slot is on its way to another node", now, now)
-    gone.reason = "not_ready"
-    return gone
+    return NotDone("its slot is on its way to another node", now, now, "not_ready")
 
 
 class ClusterSession(_OfNode, drivers.Blocking):

@@ -12,6 +12,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from copy import copy
 from typing import TYPE_CHECKING
 
 from redis import exceptions as redis_errors
@@ -138,7 +139,9 @@ class Slots:
         if node is not None and (problem is None or is_transient(problem)):
             return node
         slot = SLOT_OF[bucket_of(name)]
-        raise problem or redis_errors.ConnectionError(f"no node of the cluster keeps slot {slot}")
+        raise copy(problem) or redis_errors.ConnectionError(
+            f"no node of the cluster keeps slot {slot}"
+        )
 
     def slot_maps_of_location(self, seconds: float) -> dict[str, SlotMap | Exception]:
         """The answer of each node in LOCATION, or why it has none."""
@@ -147,6 +150,7 @@ class Slots:
             try:
                 said[address] = _slot_map_of(address, self._dialers[address], seconds)
             except CLIENT_ERRORS as error:
+                process.forget_frames(error)
                 said[address] = error
         return said
 
@@ -226,6 +230,7 @@ class Slots:
             inquiry.set_result(None)
         else:
             inquiry.set_exception(problem)
+        del problem, inquiry  # See process.forget_frames().
 
     def _answers(self) -> list[SlotMap]:
         """The answers of nodes, until one ends all doubt. At first all in LOCATION are asked."""
@@ -242,6 +247,7 @@ class Slots:
             try:
                 answer = _slot_map_of(address, dialer, share)
             except CLIENT_ERRORS as error:
+                process.forget_frames(error)
                 errors[address] = error
                 with self._lock:
                     self._ask_last(address, LOST_FOR)
@@ -303,7 +309,7 @@ def _slot_map_of(address: str, dialer: Dialer, seconds: float) -> SlotMap:
     with closing(dialer.dial(seconds / 2)) as connection:
         reply = connection.execute(packed("CLUSTER", "SLOTS"), seconds / 2)
     if isinstance(reply, ReplyError):
-        raise reply
+        raise copy(reply)
     if not reply:  # It is of no cluster yet, or no longer.
         raise redis_errors.ConnectionError("it knows of no node that keeps slots")
     return read_slot_map(address, reply)
@@ -312,13 +318,13 @@ def _slot_map_of(address: str, dialer: Dialer, seconds: float) -> SlotMap:
 def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
     """Why an inquiry has not succeeded within so many seconds; None if it has."""
     try:
-        inquiry.result(seconds)
+        problem = inquiry.exception(seconds)
     except TimeoutError as error:
         process.pass_on_interrupt(error)
         return redis_errors.ConnectionError("no node of the cluster has answered yet")
-    except CLIENT_ERRORS as error:
-        return error
-    return None
+    if problem is not None and not isinstance(problem, CLIENT_ERRORS):
+        raise copy(problem) from problem
+    return problem
 
 
 async def _ended(inquiry: Future[None], seconds: float) -> None:

@@ -95,7 +95,7 @@ class InMemoryBackend(Backend):
             try:
                 outcomes.append(self.perform(call, ""))
             except Refused as refused:
-                outcomes.append(refused)
+                outcomes.append(refused.with_traceback(None))  # See process.forget_frames().
         return outcomes
 
     def prepare_watchdog(self) -> None:
@@ -107,9 +107,7 @@ class InMemoryBackend(Backend):
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""
         if self.outages[self.conf.alias]:
-            refused = Refused(OUTAGE)
-            refused.reason = "connection"
-            raise refused
+            raise Refused(OUTAGE, "connection")
         sent = self.clock()
         try:
             value = self._perform(step, channel)

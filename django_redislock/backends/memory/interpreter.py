@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,7 +92,7 @@ class Interpreter:
         given = [*map(_sent, keys), *map(_sent, args)]
         answer, rings = _read(self._run(compiled, us, len(keys), *given))
         if isinstance(answer, ReplyError):
-            raise answer
+            raise copy(answer)  # Else the frame and the error would refer to each other.
         return answer, rings
 
 

@@ -6,6 +6,7 @@ import math
 import ssl
 from collections import deque
 from contextlib import suppress
+from copy import copy
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ class AsyncQuorumConnection(AsyncConnection):
         replies = [self._loop.create_future() for _ in commands[1:]]
         for reply in replies:
             if self.closed:
-                reply.set_exception(self.closed)
+                reply.set_exception(copy(self.closed))
             else:
                 self._awaited.append((reply, math.inf))
         replies.append(self.send(b"".join(commands), math.inf))

@@ -335,10 +335,10 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
         return {servers[last]: self._found(servers[last], started) for last in done}
 
     def _found(self, server: QuorumServer, started: float) -> list[Any] | Trouble:
-        try:
-            return [reply.result() for reply in self._replies[server]]
-        except CLIENT_ERRORS as error:
+        replies = self._replies[server]
+        if error := next(filter(None, [reply.exception() for reply in replies]), None):
             return trouble_of(error, started)
+        return [reply.result() for reply in replies]
 
     def _leave(self, awaited: Collection[QuorumServer], started: float) -> None:
         """Nothing to do: the connection drops late replies by itself."""

@@ -102,8 +102,7 @@ class NoMajority(Exception):
         trouble: Trouble
         if self.is_transient:
             unanswered = NotDone if self._is_done_nowhere else Unanswered
-            trouble = unanswered(self._problem, sent, clock.now())
-            trouble.reason = "majority"
+            trouble = unanswered(self._problem, sent, clock.now(), "majority")
         else:
             trouble = Refused(self._problem)
         trouble.__cause__ = self.__cause__
@@ -180,7 +179,7 @@ class Voting:
             try:
                 merged.append(self._merged(call.script, outcomes))
             except NoMajority as error:
-                merged.append(error)
+                merged.append(error.with_traceback(None))  # See process.forget_frames().
         return merged
 
     def answer_all(self, calls: Sequence[Call]) -> Generator[Question, Replies, list[Any]]:
@@ -196,7 +195,7 @@ class Voting:
                 except StopIteration as end:
                     answers[number] = end.value
                 except NoMajority as error:
-                    answers[number] = error
+                    answers[number] = error.with_traceback(None)
             replies = yield from _asked_together(questions)
         return [answers[number] for number in range(len(calls))]
 
@@ -221,13 +220,11 @@ class Voting:
         done = [one for one in refusals if isinstance(one, _POINTLESS)]
         if len(granted) >= self._majority and not done:
             return (yield from self._raise_fences(call, granted))
-        lack = None
-        if not refusals or (not done and len(granted) + len(refusals) < self._majority):
-            lack = self._no_majority(outcomes)
-            if lack.is_transient:
-                # A server that did not answer may have granted it. The flow asks again with the
-                # same token, or undoes it everywhere.
-                raise lack
+        lacks = not refusals or (not done and len(granted) + len(refusals) < self._majority)
+        if lacks and self._no_majority(outcomes).is_transient:
+            # A server that did not answer may have granted it. The flow asks again with the same
+            # token, or undoes it everywhere.
+            raise self._no_majority(outcomes)
         in_question = [
             server
             for server, reply in outcomes.items()
@@ -237,8 +234,8 @@ class Voting:
             within = min(UNDO_WITHIN, call.within)
             leave = Call(scripts.LEAVE, call.name, (args.token,), within, permit=call.permit)
             yield from self._leave(leave, in_question)
-        if lack is not None:
-            raise lack
+        if lacks:
+            raise self._no_majority(outcomes)
         # One server that knows the work to be done is enough: the others may have lost that.
         return [*(done[0] if done else self._busy(refusals, len(granted)))]
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import deque
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
@@ -63,6 +64,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.rings: dict[str, deque[bytes]] = {}
         self._listeners: dict[str, asyncio.Future[None]] = {}
         self.opened_at = clock.now()
+        # Why it is closed. Only copies are raised: this one refers to no frames, which refer to it.
         self.closed: Exception | None = None
         self.owner: object = None  # Lives as long as the loop has this open; see Loops.
         self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
@@ -76,7 +78,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """
         future = self._loop.create_future()
         if self.closed:
-            future.set_exception(self.closed)
+            future.set_exception(copy(self.closed))
         else:
             deadline = self._loop.time() + seconds
             self._awaited.append((future, deadline))
@@ -90,7 +92,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def send_all(self, commands: Sequence[bytes], seconds: float) -> asyncio.Future[list[Any]]:
         """Send packed commands in one go; the future is all their replies. See send()."""
         if self.closed:
-            raise self.closed
+            raise copy(self.closed)
         replies = [self._loop.create_future() for _ in commands[1:]]
         self._awaited.extend((reply, math.inf) for reply in replies)
         return asyncio.gather(*replies, self.send(b"".join(commands), seconds))
@@ -98,7 +100,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def tell(self, command: bytes) -> None:
         """Send one packed command whose reply will be dropped."""
         if self.closed:
-            raise self.closed
+            raise copy(self.closed)
         self._awaited.append((None, math.inf))
         self._transport.write(command)
 
@@ -121,7 +123,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             del self._subscribing[prefix]
         reply = await subscribing
         if isinstance(reply, ReplyError):
-            raise reply
+            raise copy(reply)
 
     def subscribe_again(self, channel: str, seconds: float) -> None:
         """Test a connection that is subscribed to *channel*: without an answer it closes."""
@@ -130,7 +132,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def next_ring(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
         """See Connection.next_ring(). There must be an entry for *id* in *rings*."""
         if self.closed:
-            raise self.closed
+            raise copy(self.closed)
         rings = self.rings[id]
         if not rings and seconds > 0:
             listener = self._listeners[id] = self._loop.create_future()
@@ -185,7 +187,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._awaited.popleft()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(exc or ConnectionError("the server closed the connection"))
+        error = exc or ConnectionError("the server closed the connection")
+        self._lose(error.with_traceback(None))
+        # TLS would keep this one, which keeps TLS.
+        self._transport.set_protocol(asyncio.BufferedProtocol())
 
     def _pushed(self, item: list[Any]) -> None:
         if item[0] in RUNG:
@@ -206,11 +211,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self.closed = error
+        self.owner = None  # The two refer to each other.
         if self._alarm is not None:
             self._alarm.cancel()
         for future in (*(future for future, _ in self._awaited), *self._listeners.values()):
             if future is not None and not future.done():
-                future.set_exception(error)
+                future.set_exception(copy(error))
         self._awaited.clear()
 
     # One alarm serves all replies. No reply stops it: it goes off now and then, and finds nothing

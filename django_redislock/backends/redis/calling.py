@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from copy import copy
 from functools import lru_cache
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
@@ -249,7 +250,7 @@ class Caller:
         def execute(*command: str | bytes | int) -> Any:
             reply = connection.execute(packed(*command), rest(call.within, started))
             if isinstance(reply, ReplyError):
-                raise reply
+                raise copy(reply)  # Else the frame and the error would refer to each other.
             return reply
 
         sent, acknowledged = clock.now(), 0
@@ -449,15 +450,18 @@ def trouble_of(error: BaseException, sent: float, *, was_sent: bool = True) -> T
     Raises:
         BaseException: That of a signal handler, if *error* is one.
     """
-    process.pass_on_interrupt(error)
+    try:
+        process.forget_frames(error)
+    except BaseException:
+        del error  # See process.pass_on_interrupt().
+        raise
     outcome: Trouble
     if is_transient(error):
         is_reply = isinstance(error, ReplyError) and not isinstance(error, NotAcknowledged)
         unanswered = NotDone if is_reply or not was_sent else Unanswered
-        outcome = unanswered(described(error), sent, clock.now())
+        outcome = unanswered(described(error), sent, clock.now(), reason_of(error))
     else:
-        outcome = Refused(described(error))
-    outcome.reason = reason_of(error)
+        outcome = Refused(described(error), reason_of(error))
     outcome.__cause__ = error
     return outcome
 
@@ -469,7 +473,7 @@ def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
             return Answer(reply, sent, clock.now(), acknowledged)
         reply = NotAcknowledged(f"{acknowledged} (which REPLICAS_ACK needs)")
     if is_wrong_server(reply):
-        raise reply
+        raise copy(reply)
     return trouble_of(reply, sent)
 
 

@@ -11,6 +11,7 @@ import ssl
 import sys
 import time
 from contextlib import contextmanager
+from copy import copy
 from functools import cache, partial
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -25,6 +26,7 @@ from redis.asyncio.connection import parse_url as async_parse_url
 from redis.connection import parse_url
 from redis.credentials import CredentialProvider
 
+from django_redislock import process
 from django_redislock.backends.drivers import start_in_thread
 from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.async_connection import AsyncConnection
@@ -189,6 +191,8 @@ class Dialer:
             return outcome.result(max(until - time.monotonic(), 0))
         except TimeoutError as error:
             raise _dial_timeout() from error
+        finally:
+            del outcome  # See process.forget_frames().
 
     def _dial(self, seconds: float) -> Connection:
         handled = sys.exception()
@@ -201,8 +205,10 @@ class Dialer:
                     redis_connection.send_command(*_HELLO)
                     hello = _named(redis_connection.read_response())
             self._judge(hello)
+            return self._type(redis_connection)
         except BaseException as error:
             redis_connection.disconnect()
+            process.forget_frames(error)
             _check_tls(error, handled, self._sync)
             _check_hello(error)
             # redis-py assumes that the answer to HELLO is a map.
@@ -213,7 +219,8 @@ class Dialer:
             ):
                 raise NoResp3(_NO_RESP3) from error
             raise
-        return self._type(redis_connection)
+        finally:
+            _retire_parser(redis_connection)
 
     async def adial(self, seconds: float) -> AsyncConnection:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
@@ -255,6 +262,7 @@ class Dialer:
             return self._async_type(redis_connection)
         except BaseException as error:
             await redis_connection.disconnect(nowait=True)
+            process.forget_frames(error)
             _check_tls(error, handled, self._async)
             said = _said(error)
             _check_hello(said or error)
@@ -262,7 +270,9 @@ class Dialer:
                 raise
         finally:
             del redis_connection.read_response
-        raise said  # Not above: the other error would be its context, and it is that one's cause.
+            _retire_parser(redis_connection)
+        # Not above: the other error would be its context, and it is that one's cause.
+        raise copy(said)
 
     def _shared_tls(self, new: Any) -> Any:
         """The certificates for a connection: those of earlier connections, or the *new* ones."""
@@ -275,6 +285,14 @@ class Dialer:
         if self.protocol == 3 and not isinstance(hello, dict):
             raise NoResp3(_NO_RESP3)
         self._check(hello)
+
+
+def _retire_parser(redis_connection: Any) -> None:
+    """Free what redis-py reads replies by, which we do ourselves from here on.
+
+    It refers to itself. So its 64 KB, and the event loop, would stay until a garbage collection.
+    """
+    vars(redis_connection._parser).clear()
 
 
 class _Place(ref["Inbox[_Place]"]):
@@ -322,6 +340,7 @@ def _perhaps_unknown() -> Iterator[None]:
     except Refusal as error:
         if error.code == "NOAUTH" or is_transient(error):
             raise
+        process.forget_frames(error)
 
 
 def _check_hello(error: BaseException) -> None:

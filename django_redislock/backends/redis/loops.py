@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -97,7 +98,12 @@ class _Loop:
         return await self._dial.result(seconds)
 
     async def _connect(self, seconds: float) -> AsyncConnection:
-        connection = await self._dialer.adial(seconds)
+        try:
+            connection = await self._dialer.adial(seconds)
+        except BaseException:
+            if self._dial is not None and self._dial.task is asyncio.current_task():
+                self._dial = None  # It keeps the error, which refers to this frame.
+            raise
         self.adopt(connection)
         return connection
 
@@ -151,4 +157,6 @@ class _Dial:
                 self.task.cancel()
         if not self.task.done() or self.task.cancelled():
             raise TimeoutError("the server did not answer in time")
+        if error := self.task.exception():
+            raise copy(error) from error
         return self.task.result()

@@ -107,7 +107,10 @@ class RenewingConnection:
             if not dial.done():
                 raise TimeoutError("Timeout connecting to server")
             self._dial = None
-            connection = dial.result()
+            try:
+                connection = dial.result()
+            finally:
+                del dial  # See process.forget_frames().
             self._drop()
             self._connection = connection
         return self._connection

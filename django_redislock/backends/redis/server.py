@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock, process
@@ -123,7 +124,7 @@ class Server:
             outcomes.clear()
             outcomes.extend(self._caller.call(connection, calls, clock.now()))
             if error := turned_away(outcomes):
-                raise error  # So that a new connection is tried.
+                raise copy(error)  # So that a new connection is tried.
 
         try:
             self._with_connection(call, self._within)
@@ -148,7 +149,7 @@ class Server:
             replies = connection.execute_all([packed(*command) for command in commands], within)
             for reply in replies:
                 if is_wrong_server(reply):
-                    raise reply
+                    raise copy(reply)
             return replies
 
         return self._with_connection(execute, within)
@@ -160,7 +161,7 @@ class Server:
         try:
             return self._pool.use(work, within)
         except CLIENT_ERRORS as error:
-            process.pass_on_interrupt(error)
+            process.forget_frames(error)
             if last or not is_transient(error):
                 raise LockUnavailable(self._prefix, described(error), reason_of(error)) from error
         return self._with_connection(work, within, last=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextvars import copy_context
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -108,7 +109,7 @@ class Session(drivers.Blocking):
             raise
         if isinstance(outcome, Answer):
             return outcome
-        raise outcome  # The connection is in step.
+        raise copy(outcome) from outcome.__cause__  # The connection is in step.
 
     def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
         started = sent = clock.now()
@@ -157,9 +158,7 @@ class Session(drivers.Blocking):
                 self._give()  # Other threads need the connection meanwhile.
                 return _bell(self._bell.next_ring(step.id, step.seconds))
             if self._connection is None:
-                lost = Unanswered("the connection was lost", now, now)
-                lost.reason = "connection"
-                raise lost
+                raise Unanswered("the connection was lost", now, now, "connection")
             while True:
                 ring = self._connection.next_ring(until - now)
                 if ring is None or id_of(ring) == step.id:
@@ -281,7 +280,7 @@ class AsyncSession(drivers.Awaiting):
                 raise trouble_of(error, started, was_sent=False) from error
         if isinstance(outcome, Answer):
             return outcome
-        raise outcome
+        raise copy(outcome) from outcome.__cause__
 
     async def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
         started = sent = clock.now()

@@ -178,7 +178,7 @@ class SharedBell:
         except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
             self.lost = True
             if not self._opened.done():
-                self._opened.set_exception(error)
+                self._opened.set_exception(error.with_traceback(None))
         finally:
             # Close it before others may open a new one, or there would be one too many.
             if self._connection is not None:

@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from contextlib import closing
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis import exceptions as redis_errors
@@ -104,6 +105,7 @@ class Sentinels:
                 with closing(dialer.dial(share / 2)) as connection:
                     inquiry.answers.append(self.master_named_on(connection, share / 2))
             except CLIENT_ERRORS as error:
+                process.forget_frames(error)
                 self._note(inquiry, address, error)
         return self._result(inquiry)
 
@@ -117,6 +119,7 @@ class Sentinels:
                         sending = [connection.send(command, share) for command in self._question]
                         inquiry.answers.append(self._read(*await asyncio.gather(*sending)))
             except CLIENT_ERRORS as error:
+                process.forget_frames(error)
                 self._note(inquiry, address, error)
         return self._result(inquiry)
 
@@ -154,6 +157,7 @@ class Sentinels:
                     packed_commands = [packed(*command) for command in commands]
                     said[address] = connection.execute_all(packed_commands, seconds / 2)
             except CLIENT_ERRORS as error:
+                process.forget_frames(error)
                 said[address] = error
         return said
 
@@ -171,12 +175,11 @@ class Sentinels:
             raise NoMaster(f"knows no {self.service!r}; check OPTIONS['service_name']")
         for reply in (address, state):
             if isinstance(reply, ReplyError):
-                raise reply
+                raise copy(reply)
         # Take the address from its own reply: during a failover only that reply has the new one.
         return Master(address[0].decode(), int(address[1]), int(state[b"config-epoch"]))
 
     def _note(self, inquiry: _Inquiry, address: str, error: Exception) -> None:
-        process.pass_on_interrupt(error)
         inquiry.errors[address] = error
         if is_transient(error):
             self._unanswered[address] = time.monotonic()

@@ -1,0 +1,485 @@
+"""No way of the package leaves a reference cycle: what is dropped goes at once.
+
+A cycle with one frame in it keeps the frames of all callers, with all that their variables refer
+to, until the garbage collector comes. A lease in it stays held and is renewed until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from contextlib import contextmanager, suppress
+from types import CoroutineType, FrameType, GeneratorType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.urls import reverse
+
+from django_redislock import (
+    LockError,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    leadership,
+    signals,
+    single_instance,
+    single_instance_task,
+    take_up,
+)
+from tests.support.celery_app import EAGER, celery_app
+from tests.support.interrupts import alarm
+from tests.support.matrix import QUORUM, UNSCRIPTED, everywhere, needs_scripts
+from tests.support.others import held_by_other, waiters
+from tests.support.stored import keys_of
+from tests.support.ways import WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django.test import Client
+
+    from django_redislock import Lease
+    from tests.conftest import Locks
+    from tests.support.backends import Place
+    from tests.support.proxy import Proxy
+    from tests.support.quorums import MakeQuorum
+    from tests.support.ways import Way
+
+
+# What a list of locks is made of. Django's change list leaves a cycle with it, whatever it lists.
+ROWS = ("django_redislock.admin.", "django_redislock.held_lock", "django_redislock.rules.stored")
+
+
+@contextmanager
+def no_cycle(but: tuple[str, ...] = ()) -> Iterator[None]:
+    """Without a garbage collection, nothing of the block stays behind.
+
+    Args:
+        but: Modules of the package whose objects do not count.
+    """
+    gc.collect()
+    # A backend of an earlier test may go now, as its last thread ends.
+    before = set(map(id, gc.get_objects()))
+    gc.disable()
+    try:
+        yield
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kept = [
+            described(one)
+            for one in gc.garbage
+            if id(one) not in before and not type(one).__module__.startswith(but or "-")
+        ]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert sorted(filter(None, kept)) == []
+
+
+def described(one: object) -> str:
+    """What an object is that only the collector has found; "" if it is none of ours.
+
+    Results of Celery, clients of redis-py and transports of asyncio leave cycles of their own. But
+    they must not refer to any frame of ours, or to an event loop.
+    """
+    code: Any = None
+    match one:
+        case FrameType():
+            code = one.f_code
+        case TracebackType():
+            code = one.tb_frame.f_code
+        case GeneratorType():
+            code = one.gi_code
+        case CoroutineType():
+            code = one.cr_code
+        case BaseException() | asyncio.AbstractEventLoop():
+            return repr(one)
+    if code is not None:
+        is_ours = "/django_redislock/" in code.co_filename or code.co_filename == __file__
+        return f"{type(one).__name__} of {code.co_qualname}" if is_ours else ""
+    return repr(type(one)) if type(one).__module__.startswith("django_redislock") else ""
+
+
+by_each_way = pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+async def taken(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", reentrant=True)):
+        async with way.entered(distributed_lock("lottery", reentrant=True)) as lease:
+            await way.renew(lease)
+        assert await way.locked(distributed_lock("lottery"))
+
+
+async def refused(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", wait=0)
+    with held_by_other("lottery"):
+        assert not await way.acquire(lock)
+        with suppress(LockTimeout):
+            async with way.entered(lock):
+                pytest.fail("the block ran")
+
+
+async def timed_out(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", wait=0.1)
+    with held_by_other("lottery"):
+        assert not await way.acquire(lock)
+        with suppress(LockTimeout):
+            async with way.entered(lock):
+                pytest.fail("the block ran")
+
+
+async def waited(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", wait=60)
+
+    async def wait() -> None:
+        async with way.entered(lock):
+            pass
+
+    async with way.entered(distributed_lock("lottery")):
+        waiter = way.start(wait)
+        await way.until(lambda: awaits("lottery", place))
+    await waiter.result()
+
+
+async def expired_holder(way: Way, place: Place) -> None:
+    with held_by_other("lottery", ttl=1):
+        async with way.entered(distributed_lock("lottery", wait=60)):
+            pass
+
+
+async def misused(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    async with way.entered(lock):
+        with suppress(LockMisuse):
+            await way.acquire(lock)
+    with suppress(LockMisuse):
+        await way.release(lock)
+
+
+async def lost(way: Way, place: Place) -> None:
+    with suppress(LockLost):
+        async with way.entered(distributed_lock("lottery", renew=False, ttl=1)) as lease:
+            lease.on_lost(note)
+            await way.until(lambda: lease.lost_reason)
+            with suppress(LockLost):
+                await way.renew(lease)
+            with suppress(LockLost):
+                await way.ensure_held(lease)
+
+
+async def failed(way: Way, place: Place) -> None:
+    with suppress(ZeroDivisionError):
+        async with way.entered(distributed_lock("lottery")):
+            raise ZeroDivisionError
+
+
+async def several(way: Way, place: Place) -> None:
+    lock = distributed_lock("a", "b", wait=0.1)
+    async with way.entered(lock):
+        pass
+    with held_by_other("b"):
+        assert not await way.acquire(lock)
+
+    async def wait() -> None:
+        async with way.entered(distributed_lock("a", "b", wait=60)):
+            pass
+
+    async with way.entered(distributed_lock("b")):
+        waiter = way.start(wait)
+        await way.until(lambda: awaits("b", place))
+        with suppress(LockMisuse):
+            await way.acquire(lock)
+    await waiter.result()
+
+
+async def renewed(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=1)) as lease:
+        await way.until(lambda: lease.renewals)
+
+
+WAYS_OF_LOCKS = [
+    taken,
+    refused,
+    timed_out,
+    waited,
+    expired_holder,
+    misused,
+    lost,
+    failed,
+    several,
+    renewed,
+]
+
+
+def awaits(name: str, place: Place) -> bool:
+    """Whether somebody waits for the lock; nobody knows where waiters merely ask again."""
+    return place.name in {UNSCRIPTED, QUORUM} or waiters(name) == 1
+
+
+def note(lease: Lease) -> None:
+    """A callback."""
+
+
+@everywhere
+@pytest.mark.parametrize("work", WAYS_OF_LOCKS, ids=lambda work: work.__name__)
+@by_each_way
+def test_no_way_of_a_lock_leaves_a_cycle(
+    way: Way, place: Place, work: Callable[[Way, Place], Any]
+) -> None:
+    way.run(work(way, place))  # What is made once stays.
+    with no_cycle():
+        way.run(work(way, place))
+
+
+# --- servers that do not answer -------------------------------------------------------------------
+
+
+async def ask_in_vain(way: Way) -> None:
+    with suppress(LockUnavailable):
+        await way.acquire(distributed_lock("lottery", wait=0))
+    with suppress(LockUnavailable):
+        await way.acquire(distributed_lock("a", "b", wait=0))
+    with suppress(LockUnavailable):
+        await way.locked(distributed_lock("lottery"))
+
+
+async def release_in_vain(way: Way, proxy: Proxy) -> None:
+    lock = distributed_lock("lottery", wait=60, ttl=1, renew=False)
+    assert await way.acquire(lock)
+    proxy.blackhole()
+    try:
+        with suppress(LockError):
+            await way.release(lock)
+    finally:
+        proxy.heal()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("fault", ["refuse", "blackhole"])
+@by_each_way
+def test_a_server_that_cannot_be_reached_leaves_no_cycle(
+    way: Way, fault: str, host: str, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy, OPTIONS={"socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
+    locks.configure(LOCATION=f"redis://{host}:{proxy.port}/0")
+    getattr(proxy, fault)()
+    way.run(ask_in_vain(way))
+    with no_cycle():
+        way.run(ask_in_vain(way))
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"), [("ClusterBackend", {}), ("SentinelBackend", {"service_name": "m1"})]
+)
+@by_each_way
+def test_nodes_and_sentinels_that_cannot_be_reached_leave_no_cycle(
+    way: Way, backend: str, options: dict[str, Any], locks: Locks, proxy: Proxy
+) -> None:
+    proxy.refuse()
+    locks.configure(
+        BACKEND=f"django_redislock.backends.{backend}",
+        LOCATION=[f"redis://127.0.0.1:{proxy.port}"],
+        OPTIONS={"socket_timeout": 0.2, **options},
+        UNAVAILABLE_AFTER=0,
+    )
+    way.run(ask_in_vain(way))
+    with no_cycle():
+        way.run(ask_in_vain(way))
+
+
+@pytest.mark.parametrize("action", ["cut_before", "cut_after", "hang_before"])
+@by_each_way
+def test_a_command_that_fails_leaves_no_cycle(
+    way: Way, action: str, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy, OPTIONS={"socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
+    way.run(taken_once(way))
+    proxy.rule("EVALSHA", action, times=None)
+    with no_cycle():
+        way.run(ask_in_vain(way))
+
+
+async def taken_once(way: Way) -> None:
+    async with way.entered(distributed_lock("lottery")):
+        pass
+
+
+@by_each_way
+def test_a_release_that_is_not_answered_leaves_no_cycle(
+    way: Way, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy, OPTIONS={"socket_timeout": 0.2})
+    way.run(release_in_vain(way, proxy))
+    with no_cycle():
+        way.run(release_in_vain(way, proxy))
+
+
+@by_each_way
+def test_a_refusal_leaves_no_cycle(way: Way, locks: Locks) -> None:
+    name = "lottery"
+    locks.redis.lpush(keys_of(locks, name).lock, "a list")
+    way.run(ask_in_vain(way))
+    with no_cycle():
+        way.run(ask_in_vain(way))
+
+
+@by_each_way
+def test_a_quorum_without_a_majority_leaves_no_cycle(way: Way, make_quorum: MakeQuorum) -> None:
+    quorum = make_quorum()
+    quorum.configure(socket_timeout=0.2, UNAVAILABLE_AFTER=0)
+    way.run(taken_once(way))
+    for proxy in quorum.proxies[:2]:
+        proxy.refuse()
+    way.run(ask_in_vain(way))
+    with no_cycle():
+        way.run(ask_in_vain(way))
+
+
+# --- what is made of locks ------------------------------------------------------------------------
+
+
+@needs_scripts
+def test_leaders_and_batons_leave_no_cycle(place: Place) -> None:
+    def work() -> None:
+        with leadership("lead") as term:
+            term.beat()
+        with held_by_other("lead"), suppress(LockTimeout), leadership("lead", wait=0):
+            pytest.fail("the block ran")
+        if place.name == QUORUM:
+            return
+        with distributed_lock("lottery") as lease:
+            baton = lease.hand_over()
+        with take_up(baton):
+            pass
+        with suppress(LockLost), take_up(baton):
+            pytest.fail("the block ran")
+
+    work()
+    with no_cycle():
+        work()
+
+
+@needs_scripts
+def test_permits_leave_no_cycle(place: Place) -> None:
+    def work() -> None:
+        lock = distributed_lock("lottery", limit=1, wait=0.1)
+        with held_by_other("lottery", limit=1):
+            assert not lock.acquire()
+        with lock, suppress(LockMisuse):
+            lock.acquire()
+
+    work()
+    with no_cycle():
+        work()
+
+
+@needs_scripts
+@by_each_way
+def test_a_job_leaves_no_cycle(way: Way, place: Place) -> None:
+    def body(number: int) -> float:
+        return 1 / number
+
+    job = single_instance("job", wait=0.1, on_conflict="wait")(way.function(body))
+
+    async def work() -> None:
+        await way.call(job, 1)
+        with suppress(ZeroDivisionError):
+            await way.call(job, 0)
+        with held_by_other("job"):
+            assert not await way.call(job, 1)
+
+    way.run(work())
+    with no_cycle():
+        way.run(work())
+
+
+@needs_scripts
+def test_a_task_leaves_no_cycle(place: Place) -> None:
+    with celery_app(**EAGER):
+
+        @single_instance_task(key="task", name="task")
+        def task(number: int) -> float:
+            return 1 / number
+
+        def work() -> None:
+            task(1)
+            task.delay(1).get()
+            with suppress(ZeroDivisionError):
+                task(0)
+            with suppress(ZeroDivisionError):
+                task.delay(0).get()
+            with held_by_other("task"):
+                assert not task(1)
+                assert not task.delay(1).get()
+
+        work()
+        with no_cycle():
+            work()
+
+
+def test_receivers_of_signals_leave_no_cycle(place: Place) -> None:
+    def fail(**news: object) -> None:
+        raise ZeroDivisionError
+
+    def work() -> None:
+        with distributed_lock("lottery"):
+            pass
+
+    signals.lock_acquired.connect(fail)
+    try:
+        work()
+        with no_cycle():
+            work()
+    finally:
+        signals.lock_acquired.disconnect(fail)
+
+
+@needs_scripts
+@pytest.mark.django_db
+def test_the_admin_leaves_no_cycle(place: Place, admin_client: Client) -> None:
+    def work() -> None:
+        with distributed_lock("lottery"):
+            page = admin_client.get(reverse("admin:django_redislock_heldlock_changelist"))
+            assert "lottery" in page.rendered_content
+            assert held.get("lottery") is not None
+            held.records()
+
+    work()
+    with no_cycle(but=ROWS):
+        work()
+
+
+class TooLong(Exception):
+    """What a signal handler raises."""
+
+
+class TooLongToo(TimeoutError):
+    """What a signal handler raises, and a client takes for its own time limit."""
+
+
+@pytest.mark.parametrize("error", [TooLong, TooLongToo])
+def test_an_interrupt_leaves_no_cycle(error: type[Exception], locks: Locks, proxy: Proxy) -> None:
+    def work() -> None:
+        with held_by_other("lottery"), alarm(error) as set_alarm, suppress(error):
+            set_alarm(0.2)
+            distributed_lock("lottery", wait=60).acquire()
+
+    def dial() -> None:
+        with alarm(error) as set_alarm, suppress(error):
+            set_alarm(0.2)
+            distributed_lock("tombola", wait=60).acquire()
+
+    work()
+    with no_cycle():
+        work()
+    locks.on(proxy)
+    proxy.blackhole()
+    with no_cycle():
+        dial()
