@@ -690,7 +690,7 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
 @pytest.mark.proves("R2", "R7")
 def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> None:
     caller = calling.Caller("default", "redislock", "process")
-    renewing = RenewingConnection(Dialer(proxy.url, {}), caller)
+    renewing = RenewingConnection(Dialer(proxy.url, {}), caller, lambda _: None)
     call = Call(scripts.RENEW, NAME, ("token", 1000, renewal_count(True, 1)), HUNG)
     assert isinstance(renewing.call([call])[0], Answer)  # The server knows the script from now on.
     held_up = proxy.rule_for_script(scripts.RENEW.sha, "hold")

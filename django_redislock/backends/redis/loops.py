@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from django_redislock import process
 from django_redislock.backends.redis.async_connection import retrieve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.dialing import Dialing
+    from django_redislock.rules.steps import Call, Outcome
 
 
 class Loops:
@@ -45,6 +48,29 @@ class Loops:
     async def connection(self, seconds: float) -> AsyncConnection:
         """The open connection of the running loop, or a new one within so many seconds."""
         return self.current() or await self._running().dialed(seconds)
+
+    def call_all(self, session: Callable[[], Any], calls: Sequence[Call]) -> list[Outcome] | None:
+        """Run scripts on the connection of a loop that runs in another thread.
+
+        Args:
+            session: Makes a performer of steps in that loop.
+            calls: The scripts. They have half of their time.
+
+        Returns:
+            Their outcomes; None if no loop with a connection answers.
+        """
+        for reference in list(self._loops.values()):
+            loop = reference()
+            if loop is None or not loop.may_be_asked:
+                continue
+            outcomes = asyncio.run_coroutine_threadsafe(session().call_all(calls), loop.loop)
+            try:
+                found: list[Outcome] = outcomes.result(calls[0].within / 2)
+            except TimeoutError:  # It is busy, or has ended.
+                outcomes.cancel()
+                return None
+            return found
+        return None
 
     def replace(self, connection: AsyncConnection) -> None:
         """Give the running loop another connection, and close the one that it has."""
@@ -87,8 +113,13 @@ class _Loop:
     def __init__(self, dialer: Dialing, loop: asyncio.AbstractEventLoop) -> None:
         self.connection: AsyncConnection | None = None
         self._dialer = dialer
-        self._loop = loop  # Kept, so that no other has its id.
+        self.loop = loop  # Kept, so that no other has its id.
         self._dial: _Dial | None = None
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether another thread may use its connection: there is one, and somebody to do so."""
+        return bool(self.connection and self.connection.is_open and self.loop.is_running())
 
     async def dialed(self, seconds: float) -> AsyncConnection:
         """A new connection within so many seconds; all tasks that ask meanwhile get the same."""

@@ -19,7 +19,7 @@ from django_redislock.backends.redis.errors import CLIENT_ERRORS
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from django_redislock.backends.redis.calling import Caller
@@ -48,12 +48,25 @@ class RenewingConnection:
     If a server is far away or busy, an answer may take longer than one try. Then the connection
     stays. Calls without an answer are not sent again, and a late answer counts from the time at
     which its call was sent. Meanwhile a new connection is dialed. If that is there before the
-    answer, the old connection was dead.
+    answer, the old connection was dead. Without one that works, another way is used.
     """
 
-    def __init__(self, dialer: Dialing, caller: Caller) -> None:
+    def __init__(
+        self,
+        dialer: Dialing,
+        caller: Caller,
+        otherwise: Callable[[Sequence[Call]], list[Outcome] | None],
+    ) -> None:
+        """Dial nobody yet.
+
+        Args:
+            dialer: Makes the connection.
+            caller: Runs scripts on it.
+            otherwise: Runs scripts on a connection that exists already; None if there is none.
+        """
         self._dialer = dialer
         self._caller = caller
+        self._otherwise = otherwise
         self._connection: Connection | None = None
         self._dial: Future[Connection] | None = None  # Under way; a late one serves the next try.
         self._questions: deque[_Question] = deque()  # In the order in which answers will come.
@@ -72,6 +85,11 @@ class RenewingConnection:
         """Run scripts in one go. They must be safe to repeat, and mean the same if repeated."""
         started, was_sent = clock.now(), False
         within = calls[0].within  # All have the same.
+        # If a dial fails, or is late when the next try comes, that does not wait for a new one.
+        if self._connection is None and self._dial is not None and not _is_made(self._dial):
+            self._begin_to_dial(within)
+            if (outcomes := self._otherwise(calls)) is not None:
+                return outcomes
         try:
             connection = self._connected(within)
             was_sent = True
@@ -81,7 +99,8 @@ class RenewingConnection:
                 outcomes = self._caller.call(connection, calls, started)
         except Exception as error:  # noqa: BLE001 - told apart by trouble_of()
             self._drop()
-            return [trouble_of(error, started, was_sent=was_sent)] * len(calls)
+            trouble: list[Outcome] = [trouble_of(error, started, was_sent=was_sent)] * len(calls)
+            return (None if was_sent else self._otherwise(calls)) or trouble
         if turned_away(outcomes):
             self._drop()
         return outcomes
@@ -100,7 +119,7 @@ class RenewingConnection:
             self._dial = None
             return self._connection
         dial = self._begin_to_dial(within)
-        if self._connection is None or (dial.done() and dial.exception() is None):
+        if self._connection is None or _is_made(dial):
             if not dial.done():
                 with suppress(Exception):  # It is raised below.
                     dial.exception(within)
@@ -179,6 +198,10 @@ class RenewingConnection:
         self._questions.clear()
         if connection is not None:
             connection.close()
+
+
+def _is_made(dial: Future[Connection]) -> bool:
+    return dial.done() and dial.exception() is None
 
 
 def _needs_another_way(outcome: Outcome) -> bool:
