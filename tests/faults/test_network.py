@@ -22,7 +22,7 @@ from django_redislock import (
     task_runs,
 )
 from django_redislock.backends.redis import calling
-from django_redislock.backends.redis.dialing import DIALS_BY_NAME, Dialer
+from django_redislock.backends.redis.dialing import DIALS_APART, Dialer
 from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
@@ -505,7 +505,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
                 with pytest.raises(LockUnavailable):
                     future.result(HUNG)
         dials = [one for one in threading.enumerate() if one.name == "redislock-dial"]
-        assert len(dials) <= DIALS_BY_NAME
+        assert len(dials) <= DIALS_APART
     finally:
         answers.set()
     lock = distributed_lock(NAME)
