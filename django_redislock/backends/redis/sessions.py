@@ -272,10 +272,17 @@ class AsyncSession(drivers.Awaiting):
                 return answer
         outcome = None
         try:
-            connection = self._connection = await self._connected(step.within)
-            if connection is not None:
+            connection = self._loops.current() if self._caller.scripting else None
+            if connection is None or (step.listening and self._is_to_subscribe(step, connection)):
+                async with self._loops.in_turn(rest(step.within / 2, started)):
+                    connection = self._connection = await self._connected(step.within)
+                    if connection is not None and step.listening:
+                        step = await self._become_rung(step, connection, started)
+            else:
+                self._connection = connection
                 if step.listening:
                     step = await self._become_rung(step, connection, started)
+            if connection is not None:
                 sent, was_sent = clock.now(), True
                 outcome = await self._caller.acall_one(
                     connection, step, started, self._channel(step)
@@ -349,6 +356,10 @@ class AsyncSession(drivers.Awaiting):
             if not self._pool.has_idle:
                 raise
             return None
+
+    def _is_to_subscribe(self, step: Call, connection: AsyncConnection) -> bool:
+        """Whether *connection*, on which waiters are rung, is not subscribed yet."""
+        return self._bells is self._loops and not self._caller.channel_on(connection, step.name)
 
     def _lacks_bell(self, step: Call) -> bool:
         """Whether a connection for rings alone is needed, and not there yet."""
