@@ -38,10 +38,11 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_django import Settings
 
+    from django_redislock.rules.steps import Outcome
     from tests.conftest import Locks
     from tests.support.proxy import Proxy
 
@@ -706,6 +707,28 @@ def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> N
     assert isinstance(answer, Answer)
     assert answer.sent < now
     assert len(proxy.commands("EVALSHA")) == sent
+    renewing.close()
+
+
+@pytest.mark.proves("R7")
+def test_r7_a_renewal_that_hangs_goes_another_way_if_no_connection_can_be_dialed(
+    proxy: Proxy,
+) -> None:
+    caller, ways = calling.Caller("default", "redislock", "process"), []
+
+    def otherwise(calls: Sequence[Call]) -> list[Outcome]:
+        ways.append(calls)
+        return [Answer(b"", 0.0, 0.0)]
+
+    renewing = RenewingConnection(Dialer(proxy.url, {}), caller, otherwise)
+    call = Call(scripts.RENEW, NAME, ("token", 1000, renewal_count(True, 1)), HUNG)
+    assert isinstance(renewing.call([call])[0], Answer)
+    assert not ways
+    proxy.rule_for_script(scripts.RENEW.sha, "hang_before", times=None)
+    proxy.rule("HELLO", "cut_before", times=None)
+    short = call._replace(within=0.1)
+    wait_until(lambda: isinstance(renewing.call([short])[0], Answer))
+    assert ways
     renewing.close()
 
 

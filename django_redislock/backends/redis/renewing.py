@@ -85,13 +85,13 @@ class RenewingConnection:
         """Run scripts in one go. They must be safe to repeat, and mean the same if repeated."""
         started, was_sent = clock.now(), False
         within = calls[0].within  # All have the same.
-        # If a dial fails, or is late when the next try comes, that does not wait for a new one.
-        if self._connection is None and self._dial is not None and not _is_made(self._dial):
-            self._begin_to_dial(within)
-            if (outcomes := self._otherwise(calls)) is not None:
-                return outcomes
         try:
-            connection = self._connected(within)
+            self._read_what_has_come()
+            if self._needs_another_way():
+                self._begin_to_dial(within)
+                if (outcomes := self._otherwise(calls)) is not None:
+                    return outcomes
+            connection = self._connected(rest(within, started))
             was_sent = True
             if self._caller.scripting or self._questions:
                 outcomes = self._exchange(connection, calls, started, within)
@@ -112,9 +112,18 @@ class RenewingConnection:
         # connection is closed when it is collected.
         self._dial = None
 
+    def _needs_another_way(self) -> bool:
+        """Whether the last try has left no connection that answers, nor a dial that may bring one.
+
+        A dial that is late counts only while there is no connection: an answer may be late, too.
+        """
+        dial = self._dial
+        if dial is None or _is_made(dial) or (self._connection and not self._questions):
+            return False
+        return self._connection is None or dial.done()
+
     def _connected(self, within: float) -> Connection:
         """The connection, or a new one in place of a dead one. Raises redis-py's exceptions."""
-        self._read_what_has_come()
         if self._connection is not None and not self._questions:
             self._dial = None
             return self._connection
@@ -158,7 +167,7 @@ class RenewingConnection:
         outcomes |= {call: trouble_of(late, under_way[call]) for call in missing}
         if missing:
             self._begin_to_dial(within)
-        elif not self._questions and any(map(_needs_another_way, outcomes.values())):
+        elif not self._questions and any(map(_was_not_run, outcomes.values())):
             return self._caller.call(connection, calls, started)
         return [outcomes[call] for call in wanted]
 
@@ -204,5 +213,5 @@ def _is_made(dial: Future[Connection]) -> bool:
     return dial.done() and dial.exception() is None
 
 
-def _needs_another_way(outcome: Outcome) -> bool:
+def _was_not_run(outcome: Outcome) -> bool:
     return not isinstance(outcome, Answer) and needs_another_way(outcome.__cause__)
