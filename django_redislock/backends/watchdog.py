@@ -57,7 +57,7 @@ class Renewer(Protocol):
     """A server, or several, on which a watchdog renews."""
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Run many scripts at once, on the watchdog's own connection."""
+        """Run many scripts at once, on the watchdog's own connection, or any that there is."""
 
     def prepare_watchdog(self) -> None:
         """Begin to dial that connection: an unconfirmed grant leaves little time for it."""

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import pytest
 import uvloop
 from asgiref.sync import async_to_sync
 
-from django_redislock import distributed_lock
+from django_redislock import LockTimeout, distributed_lock
 from django_redislock.backends.quorum import servers as quorum_servers
+from django_redislock.backends.redis.loops import _Loop
 from tests.support.matrix import CLUSTER, MEMORY, QUORUM, SECURED, SENTINEL, everywhere, places
 from tests.support.servers import KIND
-from tests.support.waiting import wait_until
+from tests.support.stored import NAME
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_redislock.lock import Lock
+    from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.quorums import MakeQuorum
 
@@ -128,3 +132,44 @@ def test_nor_does_a_loop_that_is_dropped_while_a_silent_server_of_a_quorum_is_di
     del loop
     # The end of a dial that was under way may keep its loop for one collection more.
     wait_until(lambda: gc.collect() >= 0 and dropped() is None)
+
+
+@pytest.mark.proves("P6")
+@pytest.mark.parametrize("wait", [0, HUNG])
+def test_first_come_is_first_served_from_the_first_acquire_of_a_loop_on(
+    wait: float, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others come in each moment from the one on in which the connection is there."""
+    order: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    adopt = _Loop.adopt
+
+    async def come(number: int) -> None:
+        with suppress(LockTimeout):
+            async with distributed_lock(NAME, wait=wait if number else HUNG):
+                order.append(number)
+
+    async def come_in_turn() -> None:
+        for number in range(1, 30):
+            tasks.append(asyncio.create_task(come(number)))
+            await asyncio.sleep(0)
+
+    def adopting(loop: _Loop, connection: Any) -> None:
+        adopt(loop, connection)
+        tasks.append(asyncio.create_task(come_in_turn()))
+
+    async def all_come() -> None:
+        await come(0)
+        while not all(task.done() for task in tasks):
+            await asyncio.wait(tasks)
+
+    monkeypatch.setattr(_Loop, "adopt", adopting)
+    with distributed_lock(NAME):  # So the server knows the scripts.
+        pass
+    for _ in range(3):
+        order.clear()
+        tasks.clear()
+        asyncio.run(all_come())
+        assert order[0] == 0
+        assert order == sorted(order)
+        assert len(order) == 30 or wait == 0

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.redis.connection import Connection
     from django_redislock.lease import Lease
-    from tests.conftest import Locks, Spawn
+    from tests.conftest import Locks, MakeServer, Spawn
     from tests.support.proxy import Proxy
 
 
@@ -191,6 +192,29 @@ def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spa
     child = spawn(fork_beside_busy_threads, 20)
     assert child.read() == [True] * 20
     assert child.stderr == ""
+
+
+@pytest.mark.proves("P10", "R5")
+def test_a_child_forked_while_a_thread_was_inside_openssl_waits_no_longer_than_it_may(
+    locks: Locks, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the child, who wants a mutex of OpenSSL that another thread had waits for ever."""
+    server = make_server("redis", tls=True)
+    options = {"ssl_ca_certs": server.ca, "socket_timeout": 1}
+    locks.configure(LOCATION=server.url, OPTIONS=options, UNAVAILABLE_AFTER=0, WAIT=0)
+    with distributed_lock("of the parent"):  # So the child inherits what has dialed before.
+        monkeypatch.setattr(ssl, "create_default_context", threading.Event().wait)
+        assert in_fork(reasons_not_to_lock) == ["timeout", "timeout"]
+
+
+def reasons_not_to_lock() -> list[str]:
+    reasons = []
+    for acquire in (take, lambda: asyncio.run(distributed_lock(NAME).aacquire())):
+        try:
+            acquire()
+        except LockUnavailable as error:
+            reasons.append(error.reason)
+    return reasons
 
 
 def test_a_fork_amid_the_first_acquire_of_a_thread_does_not_hang_the_child(

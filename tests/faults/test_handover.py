@@ -119,7 +119,7 @@ def renewing_connection(locks: Locks) -> Iterator[RenewingConnection]:
     """A connection like a watchdog's, through the proxy."""
     default = locks._settings.REDISLOCK["default"]
     caller = calling.Caller("default", locks.prefix, "ours")
-    connection = RenewingConnection(Dialer(default["LOCATION"], {}), caller)
+    connection = RenewingConnection(Dialer(default["LOCATION"], {}), caller, lambda _: None)
     yield connection
     connection.close()
 

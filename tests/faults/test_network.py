@@ -22,7 +22,7 @@ from django_redislock import (
     task_runs,
 )
 from django_redislock.backends.redis import calling
-from django_redislock.backends.redis.dialing import DIALS_BY_NAME, Dialer
+from django_redislock.backends.redis.dialing import DIALS_APART, Dialer
 from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
@@ -38,10 +38,11 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_django import Settings
 
+    from django_redislock.rules.steps import Outcome
     from tests.conftest import Locks
     from tests.support.proxy import Proxy
 
@@ -505,7 +506,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
                 with pytest.raises(LockUnavailable):
                     future.result(HUNG)
         dials = [one for one in threading.enumerate() if one.name == "redislock-dial"]
-        assert len(dials) <= DIALS_BY_NAME
+        assert len(dials) <= DIALS_APART
     finally:
         answers.set()
     lock = distributed_lock(NAME)
@@ -690,7 +691,7 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
 @pytest.mark.proves("R2", "R7")
 def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> None:
     caller = calling.Caller("default", "redislock", "process")
-    renewing = RenewingConnection(Dialer(proxy.url, {}), caller)
+    renewing = RenewingConnection(Dialer(proxy.url, {}), caller, lambda _: None)
     call = Call(scripts.RENEW, NAME, ("token", 1000, renewal_count(True, 1)), HUNG)
     assert isinstance(renewing.call([call])[0], Answer)  # The server knows the script from now on.
     held_up = proxy.rule_for_script(scripts.RENEW.sha, "hold")
@@ -706,6 +707,28 @@ def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> N
     assert isinstance(answer, Answer)
     assert answer.sent < now
     assert len(proxy.commands("EVALSHA")) == sent
+    renewing.close()
+
+
+@pytest.mark.proves("R7")
+def test_r7_a_renewal_that_hangs_goes_another_way_if_no_connection_can_be_dialed(
+    proxy: Proxy,
+) -> None:
+    caller, ways = calling.Caller("default", "redislock", "process"), []
+
+    def otherwise(calls: Sequence[Call]) -> list[Outcome]:
+        ways.append(calls)
+        return [Answer(b"", 0.0, 0.0)]
+
+    renewing = RenewingConnection(Dialer(proxy.url, {}), caller, otherwise)
+    call = Call(scripts.RENEW, NAME, ("token", 1000, renewal_count(True, 1)), HUNG)
+    assert isinstance(renewing.call([call])[0], Answer)
+    assert not ways
+    proxy.rule_for_script(scripts.RENEW.sha, "hang_before", times=None)
+    proxy.rule("HELLO", "cut_before", times=None)
+    short = call._replace(within=0.1)
+    wait_until(lambda: isinstance(renewing.call([short])[0], Answer))
+    assert ways
     renewing.close()
 
 

@@ -33,7 +33,7 @@ from django_redislock import (
     holds,
     single_instance_task,
 )
-from django_redislock.backends.redis.dialing import DIALS_BY_NAME, Dialer
+from django_redislock.backends.redis.dialing import DIALS_APART, Dialer
 from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
 from tests.support.backends import UNHURRIED, forbid_scripting
@@ -497,7 +497,7 @@ def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(
             break
         places.add(interruption.place)
     assert {"Dialer.dial", "start_in_thread"} <= places
-    wait_until(lambda: len(dialer._places._items) == DIALS_BY_NAME)
+    wait_until(lambda: len(dialer._places._items) == DIALS_APART)
 
 
 @pytest.mark.proves("R4")

@@ -13,6 +13,7 @@ import pytest
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, take_up
 from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
+from django_redislock.backends.sentinel.dialing import MasterDialer
 from tests.conftest import Locks
 from tests.support.faults import lease_of, takes
 from tests.support.others import queued
@@ -26,6 +27,8 @@ from tests.support.ways import Blocking, Caller, InLoop, in_thread
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+    from django_redislock.backends.redis.dialing import Dialer
+    from django_redislock.backends.sentinel.sentinels import Master
     from tests.conftest import MakeProxy, MakeServer, Spawn
     from tests.support.proxy import Proxy
     from tests.support.servers import Server
@@ -323,9 +326,88 @@ def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
         # And alone it is not believed by those who know better.
         for one in (*awake, watched.master):
             one.kill()
-        with pytest.raises(LockUnavailable, match="from before the last failover"):
+        with pytest.raises(LockUnavailable, match="most of them have named"):
             distributed_lock(NAME, wait=0, ttl=6).acquire()
     assert commands_run(former) == 0
+
+
+@pytest.mark.proves("P1", "R13")
+def test_of_sentinels_that_name_different_masters_the_majority_is_believed_or_nobody(
+    make_watched: MakeWatched, make_server: MakeServer, settings: Settings, key_prefix: str
+) -> None:
+    """One of three was told anew, and all count the same failovers: none."""
+    watched = make_watched("valkey")
+    locks = watched.locks(settings, key_prefix, **PATIENT)
+    locks.configure(**watched.setting(**UNHASTY))
+    other = make_server("valkey")
+    *most, apart = watched.sentinels
+    watched.ask(apart, "REMOVE", SERVICE)
+    watched.ask(apart, "MONITOR", SERVICE, other.host, str(other.port), "2")
+    with Blocking() as threads, InLoop() as tasks:
+        for number in range(8):  # Each backend asks them in another order.
+            backends.reset()
+            for caller in (threads, tasks):
+                lock = distributed_lock(f"{caller.way.name} {number}")
+                assert caller.acquire(lock)
+                assert is_held_by(locks, lease_of(lock))
+                caller.release(lock)
+        # Those who know the majority's master do not believe the one that is left, ...
+        for one in (*most, watched.master):
+            one.kill()
+        for caller in (threads, tasks):
+            with pytest.raises(LockUnavailable, match="most of them have named"):
+                caller.acquire(distributed_lock(NAME, wait=0, ttl=6))
+        # ... and of two nobody believes either.
+        most[0].start()
+        for _ in range(4):
+            backends.reset()
+            for caller in (threads, tasks):
+                with pytest.raises(LockUnavailable, match="name different masters"):
+                    caller.acquire(distributed_lock(NAME, wait=0, ttl=6))
+    assert commands_run(other) == 0
+
+
+@pytest.mark.proves("P1", "R13")
+def test_a_listener_does_not_believe_the_one_sentinel_that_names_another_master(
+    make_watched: MakeWatched,
+    make_server: MakeServer,
+    settings: Settings,
+    key_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = make_watched("valkey")
+    watched.locks(settings, key_prefix, **PATIENT)
+    other, apart = make_server("valkey"), watched.sentinels[-1]
+    watched.ask(apart, "REMOVE", SERVICE)
+    watched.ask(apart, "MONITOR", SERVICE, other.host, str(other.port), "2")
+
+    learned: list[Master] = []
+    learn = MasterDialer.learn
+
+    def noting(dialer: MasterDialer, master: Master, asked: float) -> Dialer:
+        learned.append(master)
+        return learn(dialer, master, asked)
+
+    monkeypatch.setattr(MasterDialer, "learn", noting)
+
+    def ours() -> set[str]:
+        clients = watched.master.client().client_list()
+        return {one["id"] for one in clients if one["cmd"].startswith("eval")}
+
+    def listens() -> bool:
+        if not listeners(apart):
+            backends.reset()
+            with distributed_lock(NAME):
+                wait_until(lambda: any(map(listeners, watched.sentinels)))
+        return bool(listeners(apart))
+
+    wait_until(listens)
+    connections = ours()
+    assert connections
+    learned.clear()
+    wait_until(lambda: len(learned) >= 2)
+    assert {master.port for master in learned} == {watched.master.port}
+    assert ours() == connections
 
 
 @pytest.mark.proves("P1", "R13")

@@ -25,7 +25,6 @@ from django_redislock.backends.redis.errors import (
     NotOneCluster,
     ReplyError,
     at_servers,
-    is_transient,
 )
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules.keys import bucket_of
@@ -134,9 +133,10 @@ class Slots:
 
     def found(self, name: str, problem: Exception | None) -> Node:
         """The owner node of the lock *name* after an inquiry, or redis-py's exception."""
-        # An inquiry may fail although the node is well: it may still be the owner node.
+        # An inquiry may fail although the node is well: it may still be the owner node, and refuse
+        # only new connections.
         node = self._owner_nodes.get(bucket_of(name))
-        if node is not None and (problem is None or is_transient(problem)):
+        if node is not None and not isinstance(problem, NotOneCluster):
             return node
         slot = SLOT_OF[bucket_of(name)]
         raise copy(problem) or redis_errors.ConnectionError(

@@ -115,10 +115,26 @@ class QuorumBackend(Backend):
         if self._watchdog_ensemble is None:
             self._watchdog_ensemble = Ensemble(self.quorum)
         try:
-            return self._call_many(calls, self._watchdog_ensemble)
+            if not self._watchdog_ensemble.connect(min(call.within for call in calls)):
+                outcomes = self._otherwise(calls)
+                if outcomes is not None:
+                    return outcomes
+            return self._ask(calls, self._watchdog_ensemble)
         except Exception as error:  # noqa: BLE001 - told apart by trouble_of()
             self.close_watchdog()
             return [trouble_of(error, started)] * len(calls)
+
+    def _otherwise(self, calls: Sequence[Call]) -> list[Outcome] | None:
+        """Run scripts on idle connections, or on those of an event loop; None without any."""
+        ensemble = self._pool.take_idle()
+        if ensemble is None:
+            ways = (server.loops.call_all(self.async_session, calls) for server in self.quorum)
+            return next((outcomes for outcomes in ways if outcomes is not None), None)
+        session = Session(self._voting(), self._pool, ensemble)
+        try:
+            return session.call_all(calls)
+        finally:
+            session.close()
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         try:
@@ -128,6 +144,9 @@ class QuorumBackend(Backend):
 
     def _call_many(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:
         ensemble.connect(min(call.within for call in calls))
+        return self._ask(calls, ensemble)
+
+    def _ask(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:
         sent = clock.now()
         return outcomes_of(ensemble.vote(self._voting().answers(calls)), sent)
 

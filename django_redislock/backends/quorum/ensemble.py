@@ -204,11 +204,16 @@ class Ensemble(_Ensemble[QuorumConnection]):
         selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
         self._selector: selectors.BaseSelector = selector()
 
-    def connect(self, within: float) -> None:
-        """Connect to the servers that answer in time; a reply may take *within* seconds."""
+    def connect(self, within: float) -> bool:
+        """Connect to the servers that answer in time; a reply may take *within* seconds.
+
+        Returns:
+            Whether there is a connection to a majority.
+        """
         fit = self._fit(within)
         if len(fit) < len(self._servers):
             perform(self._connecting(fit, within))
+        return len(self._connections) >= majority_of(len(self._servers))
 
     def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
         """Ask the questions of a vote, and return its result."""

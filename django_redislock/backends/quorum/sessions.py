@@ -35,10 +35,12 @@ class _NobodyQueues:
 class Session(_NobodyQueues, drivers.Blocking):
     """One flow's use of the blocking connections: an ensemble, kept from the first step on."""
 
-    def __init__(self, voting: Voting, pool: Pool[Ensemble]) -> None:
+    def __init__(
+        self, voting: Voting, pool: Pool[Ensemble], ensemble: Ensemble | None = None
+    ) -> None:
         self._voting = voting
         self._pool = pool
-        self._ensemble: Ensemble | None = None
+        self._ensemble = ensemble
 
     def call(self, step: Call) -> Answer:
         value, sent = self._vote(step, self._voting.of(step).answer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 # Else socket.getaddrinfo() imports it at the first connection. If another thread forked meanwhile,
 # the child would wait for the end of that import for ever.
 import encodings.idna  # noqa: F401
@@ -10,7 +12,7 @@ import os
 import ssl
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache, partial
 from importlib.util import find_spec
@@ -48,10 +50,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
-DIALS_BY_NAME = 16  # At most under way at once, each in a thread of its own.
+DIALS_APART = 16  # At most under way at once, each in a thread of its own.
 
 # Seconds for which new connections of event loops share certificates: to read those of the system
-# takes a loop 40 ms. Not for good, since the certificate of a client may be replaced any day.
+# takes 40 ms. Not for good, since the certificate of a client may be replaced any day.
 TLS_SHARED_FOR = 60.0
 # Seconds after which they are read again if a dial is refused: they may have been replaced.
 TLS_READ_AFTER = 1.0
@@ -157,23 +159,26 @@ class Dialer:
         self.protocol: int = self._sync["protocol"]
         self._tls: Any = None  # Of asynchronous connections; nothing without TLS.
         self._tls_until = -math.inf
-        self._by_name = "path" not in self._sync and not _is_address(self._sync.get("host"))
+        by_name = "path" not in self._sync and not _is_address(self._sync.get("host"))
+        # Whether a thread of its own has to dial, since that may take any time: to look up a name,
+        # which then tries each of its addresses for the full time; and in a forked child to begin
+        # TLS, if another thread was inside OpenSSL at the fork, whose locks then stay taken.
+        self._apart = by_name or issubclass(self._sync_class, redis.SSLConnection)
         self.after_fork()
 
     def after_fork(self) -> None:
         """In a forked child: none of the parent's dials is under way."""
         # No semaphore: if a signal handler dials while its thread does, it would wait for ever.
         self._places: Inbox[_Place] = Inbox()
-        for _ in range(DIALS_BY_NAME):
+        for _ in range(DIALS_APART):
             self._places.put(_Place(self._places))
 
     def dial(self, seconds: float) -> Connection:
         """A new blocking connection, or redis-py's exception."""
-        if not self._by_name:
+        if not self._apart:
             return self._dial(seconds)
-        # To look up a name has no time limit, and each of its addresses is tried for the full time.
-        # So a thread does it. Once the time is over, it is left alone: nothing refers to its
-        # connection then, so that is closed.
+        # Once the time is over, the thread is left alone: nothing refers to its connection then, so
+        # that is closed.
         until = time.monotonic() + seconds
         try:
             place = [self._places.get(timeout=seconds)]
@@ -242,6 +247,7 @@ class Dialer:
             raise redis_errors.RedisError(f"for asynchronous connections: {error}") from error
         if hasattr(redis_connection, "ssl_context"):
             redis_connection.ssl_context = self._shared_tls(redis_connection.ssl_context)
+            await _load(redis_connection.ssl_context)
         # The first reply of the handshake is the server's HELLO, which this client does not keep.
         replies: list[Any] = []
         read = redis_connection.read_response
@@ -296,7 +302,7 @@ def _retire_parser(redis_connection: Any) -> None:
 
 
 class _Place(ref["Inbox[_Place]"]):
-    """A place for one dial by name. When it is dropped, it is free for the next dial.
+    """A place for one dial in a thread. When it is dropped, it is free for the next dial.
 
     So no place is lost if an exception of a signal handler comes before the dial.
     """
@@ -316,6 +322,19 @@ _NO_RESP3 = (
 
 # The handshake of RESP2 has no HELLO, so it does not tell the server's version.
 _HELLO = ("HELLO", 2)
+
+
+async def _load(certificates: Any) -> None:
+    """Load them in a thread, since that may take any time; see Dialer.
+
+    If it fails, it fails again when a connection uses them, which then raises the error.
+    """
+
+    def load() -> None:
+        with suppress(Exception):
+            certificates.get()
+
+    await asyncio.shield(asyncio.wrap_future(start_in_thread(load, DIALING)))
 
 
 def _named(reply: Any) -> dict[Any, Any]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from django_redislock import process
 from django_redislock.backends.redis.async_connection import retrieve
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
     from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.dialing import Dialing
+    from django_redislock.rules.steps import Call, Outcome
 
 
 class Loops:
@@ -37,15 +41,65 @@ class Loops:
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
 
     def current(self) -> AsyncConnection | None:
-        """The open connection of the running loop, if there is one."""
+        """The open connection of the running loop, if there is one, and no task is in_turn()."""
         reference = self._loops.get(id(asyncio.get_running_loop()))
         loop = reference() if reference is not None else None
-        connection = loop.connection if loop is not None else None
+        connection = loop.connection if loop is not None and not loop.turns else None
         return connection if connection is not None and connection.closed is None else None
 
     async def connection(self, seconds: float) -> AsyncConnection:
         """The open connection of the running loop, or a new one within so many seconds."""
-        return self.current() or await self._running().dialed(seconds)
+        loop = self._running()
+        connection = loop.connection
+        if connection is not None and connection.closed is None:
+            return connection
+        return await loop.dialed(seconds)
+
+    @asynccontextmanager
+    async def in_turn(self, seconds: float) -> AsyncIterator[None]:
+        """A block in which a task gets ready to send: tasks leave it in the order they came in.
+
+        After so many seconds a task waits for no earlier one any more.
+        """
+        loop = self._running()  # Kept meanwhile.
+        turns = loop.turns
+        turn = asyncio.get_running_loop().create_future()
+        turns[turn] = False
+        try:
+            yield
+            if next(iter(turns)) is not turn:
+                turns[turn] = True
+                await asyncio.wait([turn], timeout=seconds)
+        finally:
+            del turns[turn]
+            # All that are ready at once, or they might leave more slowly than others come.
+            for other, is_ready in turns.items():
+                if other.done() or not is_ready:
+                    break
+                other.set_result(None)
+
+    def call_all(self, session: Callable[[], Any], calls: Sequence[Call]) -> list[Outcome] | None:
+        """Run scripts on the connection of a loop that runs in another thread.
+
+        Args:
+            session: Makes a performer of steps in that loop.
+            calls: The scripts. They have half of their time.
+
+        Returns:
+            Their outcomes; None if no loop with a connection answers.
+        """
+        for reference in list(self._loops.values()):
+            loop = reference()
+            if loop is None or not loop.may_be_asked:
+                continue
+            outcomes = asyncio.run_coroutine_threadsafe(session().call_all(calls), loop.loop)
+            try:
+                found: list[Outcome] = outcomes.result(calls[0].within / 2)
+            except TimeoutError:  # It is busy, or has ended.
+                outcomes.cancel()
+                return None
+            return found
+        return None
 
     def replace(self, connection: AsyncConnection) -> None:
         """Give the running loop another connection, and close the one that it has."""
@@ -87,9 +141,16 @@ class _Loop:
 
     def __init__(self, dialer: Dialing, loop: asyncio.AbstractEventLoop) -> None:
         self.connection: AsyncConnection | None = None
+        # Of the tasks that are not ready to send yet, and of those after them: which are ready.
+        self.turns: dict[asyncio.Future[None], bool] = {}
         self._dialer = dialer
-        self._loop = loop  # Kept, so that no other has its id.
+        self.loop = loop  # Kept, so that no other has its id.
         self._dial: _Dial | None = None
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether another thread may use its connection: there is one, and somebody to do so."""
+        return bool(self.connection and self.connection.is_open and self.loop.is_running())
 
     async def dialed(self, seconds: float) -> AsyncConnection:
         """A new connection within so many seconds; all tasks that ask meanwhile get the same."""

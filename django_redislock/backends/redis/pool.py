@@ -125,6 +125,11 @@ class Pool(Generic[Lent]):
             return None
         return connection
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether take_idle() finds a connection, most likely."""
+        return bool(self._idle)
+
     def give(self, connection: Lent) -> None:
         """Return a connection that is in step: all its replies were read, or will be dropped."""
         if connection.rings:

@@ -19,7 +19,7 @@ from django_redislock.backends.redis.errors import CLIENT_ERRORS
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from django_redislock.backends.redis.calling import Caller
@@ -48,12 +48,25 @@ class RenewingConnection:
     If a server is far away or busy, an answer may take longer than one try. Then the connection
     stays. Calls without an answer are not sent again, and a late answer counts from the time at
     which its call was sent. Meanwhile a new connection is dialed. If that is there before the
-    answer, the old connection was dead.
+    answer, the old connection was dead. Without one that works, another way is used.
     """
 
-    def __init__(self, dialer: Dialing, caller: Caller) -> None:
+    def __init__(
+        self,
+        dialer: Dialing,
+        caller: Caller,
+        otherwise: Callable[[Sequence[Call]], list[Outcome] | None],
+    ) -> None:
+        """Dial nobody yet.
+
+        Args:
+            dialer: Makes the connection.
+            caller: Runs scripts on it.
+            otherwise: Runs scripts on a connection that exists already; None if there is none.
+        """
         self._dialer = dialer
         self._caller = caller
+        self._otherwise = otherwise
         self._connection: Connection | None = None
         self._dial: Future[Connection] | None = None  # Under way; a late one serves the next try.
         self._questions: deque[_Question] = deque()  # In the order in which answers will come.
@@ -73,7 +86,12 @@ class RenewingConnection:
         started, was_sent = clock.now(), False
         within = calls[0].within  # All have the same.
         try:
-            connection = self._connected(within)
+            self._read_what_has_come()
+            if self._needs_another_way():
+                self._begin_to_dial(within)
+                if (outcomes := self._otherwise(calls)) is not None:
+                    return outcomes
+            connection = self._connected(rest(within, started))
             was_sent = True
             if self._caller.scripting or self._questions:
                 outcomes = self._exchange(connection, calls, started, within)
@@ -81,7 +99,8 @@ class RenewingConnection:
                 outcomes = self._caller.call(connection, calls, started)
         except Exception as error:  # noqa: BLE001 - told apart by trouble_of()
             self._drop()
-            return [trouble_of(error, started, was_sent=was_sent)] * len(calls)
+            trouble: list[Outcome] = [trouble_of(error, started, was_sent=was_sent)] * len(calls)
+            return (None if was_sent else self._otherwise(calls)) or trouble
         if turned_away(outcomes):
             self._drop()
         return outcomes
@@ -93,14 +112,23 @@ class RenewingConnection:
         # connection is closed when it is collected.
         self._dial = None
 
+    def _needs_another_way(self) -> bool:
+        """Whether the last try has left no connection that answers, nor a dial that may bring one.
+
+        A dial that is late counts only while there is no connection: an answer may be late, too.
+        """
+        dial = self._dial
+        if dial is None or _is_made(dial) or (self._connection and not self._questions):
+            return False
+        return self._connection is None or dial.done()
+
     def _connected(self, within: float) -> Connection:
         """The connection, or a new one in place of a dead one. Raises redis-py's exceptions."""
-        self._read_what_has_come()
         if self._connection is not None and not self._questions:
             self._dial = None
             return self._connection
         dial = self._begin_to_dial(within)
-        if self._connection is None or (dial.done() and dial.exception() is None):
+        if self._connection is None or _is_made(dial):
             if not dial.done():
                 with suppress(Exception):  # It is raised below.
                     dial.exception(within)
@@ -142,7 +170,7 @@ class RenewingConnection:
         outcomes |= {call: trouble_of(late, under_way[call]) for call in missing}
         if missing:
             self._begin_to_dial(within)
-        elif not self._questions and any(map(_needs_another_way, outcomes.values())):
+        elif not self._questions and any(map(_was_not_run, outcomes.values())):
             return self._caller.call(connection, calls, started)
         return [outcomes[call] for call in wanted]
 
@@ -184,5 +212,9 @@ class RenewingConnection:
             connection.close()
 
 
-def _needs_another_way(outcome: Outcome) -> bool:
+def _is_made(dial: Future[Connection]) -> bool:
+    return dial.done() and dial.exception() is None
+
+
+def _was_not_run(outcome: Outcome) -> bool:
     return not isinstance(outcome, Answer) and needs_another_way(outcome.__cause__)

@@ -62,7 +62,7 @@ class Server:
         self._pool = ConnectionPool(dialer.dial, most, SharedBells(dialer.dial, for_all=not resp3))
         self._loops = Loops(dialer)
         self._bells = self._loops if resp3 else Loops(dialer)  # On which waiters are rung.
-        self._renewing_connection = RenewingConnection(dialer, self._caller)
+        self._renewing_connection = RenewingConnection(dialer, self._caller, self._otherwise)
         self.watchdog = Watchdog(backend, self)
         # As attributes, which are called without a detour; see Backend.begin().
         first_steps = FirstSteps(
@@ -101,8 +101,19 @@ class Server:
         return session
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Run many scripts at once for the watchdog, on its own connection."""
+        """Run many scripts at once for the watchdog; see RenewingConnection."""
         return self._renewing_connection.call(calls)
+
+    def _otherwise(self, calls: Sequence[Call]) -> list[Outcome] | None:
+        """Run scripts on an idle connection, or on that of an event loop; None without any."""
+        connection = self._pool.take_idle()
+        if connection is None:
+            return self._loops.call_all(self.async_session, calls)
+        session = Session(self._caller, self._pool, connection)
+        try:
+            return session.call_all(calls)
+        finally:
+            session.close()
 
     def prepare_watchdog(self) -> None:
         """Begin to dial that connection, if there is none."""

@@ -9,7 +9,9 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from django_redislock import clock
+from redis.exceptions import RedisError
+
+from django_redislock import clock, process
 from django_redislock.backends import drivers
 from django_redislock.backends.redis.async_connection import retrieve
 from django_redislock.backends.redis.calling import trouble_of, turned_away
@@ -81,7 +83,7 @@ class Session(drivers.Blocking):
         is_new = self._connection is None
         try:
             if listens:
-                self._become_rung(step, started)
+                step = self._become_rung(step, started)
             connection = self._connection
             if connection is None:
                 within = rest(step.within, started)
@@ -176,11 +178,14 @@ class Session(drivers.Blocking):
         if self._bell is not None:
             self._leave_bell()
 
-    def _become_rung(self, step: Call, started: float) -> None:
-        """Get a connection on which the server rings us, our own or that of a shared bell."""
+    def _become_rung(self, step: Call, started: float) -> Call:
+        """Get a connection on which the server rings us, our own or that of a shared bell.
+
+        Returns:
+            The step. Where we cannot be rung, it does not queue.
+        """
         if self._pool.bells.for_all:
-            self._share_bell(step, started)
-            return
+            return self._share_bell(step, started)
         try:
             if self._connection is None:
                 self._connection = self._pool.take(step.within, to_wait=True)
@@ -188,12 +193,21 @@ class Session(drivers.Blocking):
                 channel = self._caller.new_channel(step.name)
                 self._connection.subscribe(channel, rest(step.within, started))
         except Crowded:
-            self._share_bell(step, started)
+            return self._share_bell(step, started)
+        return step
 
-    def _share_bell(self, step: Call, started: float) -> None:
+    def _share_bell(self, step: Call, started: float) -> Call:
         self._id = step.listening
         self._bell = self._pool.bells.open(self._caller.new_channel(step.name), step.within)
-        self._bell.expect(self._id, rest(step.within, started))
+        try:
+            self._bell.expect(self._id, rest(step.within / 2, started))
+        except RedisError as error:  # It could not be dialed.
+            process.pass_on_interrupt(error)
+            if isinstance(error, ReplyError):
+                raise
+            self._leave_bell()
+            return as_try(step)
+        return step
 
     def _give(self) -> None:
         """Give the connection back to the pool."""
@@ -257,12 +271,17 @@ class AsyncSession(drivers.Awaiting):
                 return answer
         outcome = None
         try:
-            if self._caller.scripting:
-                connection = self._connection = self._loops.current()
-                if connection is None:
-                    connection = self._connection = await self._loops.connection(step.within)
+            connection = self._loops.current() if self._caller.scripting else None
+            if connection is None or (step.listening and self._is_to_subscribe(step, connection)):
+                async with self._loops.in_turn(rest(step.within / 2, started)):
+                    connection = self._connection = await self._connected(step.within)
+                    if connection is not None and step.listening:
+                        step = await self._become_rung(step, connection, started)
+            else:
+                self._connection = connection
                 if step.listening:
-                    await self._become_rung(step, connection, started)
+                    step = await self._become_rung(step, connection, started)
+            if connection is not None:
                 sent, was_sent = clock.now(), True
                 outcome = await self._caller.acall_one(
                     connection, step, started, self._channel(step)
@@ -272,8 +291,6 @@ class AsyncSession(drivers.Awaiting):
                 self._connection.close()
             raise trouble_of(error, sent, was_sent=was_sent) from error
         if outcome is None:
-            # Without scripts an operation takes several commands between WATCH and EXEC. They
-            # cannot share a connection with other tasks.
             try:
                 return await self._in_turn(partial(self._call_blocking, step, started), step.within)
             except Exhausted as error:
@@ -286,11 +303,8 @@ class AsyncSession(drivers.Awaiting):
         started = sent = clock.now()
         was_sent, outcomes = False, None
         try:
-            if self._caller.scripting:
-                connection = self._connection = self._loops.current()
-                if connection is None:
-                    within = calls[0].within
-                    connection = self._connection = await self._loops.connection(within)
+            connection = self._connection = await self._connected(calls[0].within)
+            if connection is not None:
                 sent, was_sent = clock.now(), True
                 outcomes = await self._caller.acall(connection, calls, started)
                 if outcomes is not None and turned_away(outcomes):
@@ -325,6 +339,27 @@ class AsyncSession(drivers.Awaiting):
         if self._rung is not None:
             self._rung.rings.pop(self._id, None)
 
+    async def _connected(self, within: float) -> AsyncConnection | None:
+        """The connection of the loop, or None if a thread is to do the work on another.
+
+        Without scripts an operation takes several commands between WATCH and EXEC, which cannot
+        share a connection with other tasks. And a server that takes no new connection may serve
+        those of threads.
+        """
+        if not self._caller.scripting:
+            return None
+        try:
+            return await self._loops.connection(within)
+        except CLIENT_ERRORS as error:
+            process.pass_on_interrupt(error)
+            if not self._pool.has_idle:
+                raise
+            return None
+
+    def _is_to_subscribe(self, step: Call, connection: AsyncConnection) -> bool:
+        """Whether *connection*, on which waiters are rung, is not subscribed yet."""
+        return self._bells is self._loops and not self._caller.channel_on(connection, step.name)
+
     def _lacks_bell(self, step: Call) -> bool:
         """Whether a connection for rings alone is needed, and not there yet."""
         if self._bells is self._loops:
@@ -332,11 +367,19 @@ class AsyncSession(drivers.Awaiting):
         rung = self._bells.current()
         return rung is None or not self._caller.channel_on(rung, step.name)
 
-    async def _become_rung(self, step: Call, connection: AsyncConnection, started: float) -> None:
-        """Get a connection on which the server rings us: *connection*, or one for rings alone."""
+    async def _become_rung(self, step: Call, connection: AsyncConnection, started: float) -> Call:
+        """Get a connection on which the server rings us: *connection*, or one for rings alone.
+
+        Returns:
+            The step. Where we cannot be rung, it does not queue.
+        """
         rung = connection
         if self._bells is not self._loops:
-            rung = await self._bells.connection(rest(step.within, started))
+            try:
+                rung = await self._bells.connection(rest(step.within / 2, started))
+            except RedisError as error:
+                process.pass_on_interrupt(error)
+                return as_try(step)
             if rung.opened_at < connection.opened_at:
                 # The one for commands was lost meanwhile. After a failover behind one address, the
                 # new one may lead to another server.
@@ -353,6 +396,7 @@ class AsyncSession(drivers.Awaiting):
             self._rung.rings.pop(self._id, None)  # The flow wanted another lock before.
         self._rung, self._id = rung, step.listening
         rung.rings.setdefault(step.listening, deque())
+        return step
 
     def _channel(self, step: Call | Tell) -> str:
         """The channel on which we are rung; "" if there is none."""

@@ -87,7 +87,8 @@ class Listener:
             asked = time.monotonic()
             master = self._sentinels.master_named_on(connection, self.PATIENCE)
             with suppress(redis_errors.ConnectionError):  # The process has later news.
-                if self._sentinels.is_behind(master):  # Or it was told anew: REMOVE, MONITOR.
+                # A failover; or this one was away, or told anew: REMOVE, MONITOR.
+                if self._sentinels.contradicts_majority(master):
                     master = self._sentinels.master(self.PATIENCE)
                 self._learn(master, asked)
             connection.next_ring(self.ASK_EVERY)

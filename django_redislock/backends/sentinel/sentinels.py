@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from contextlib import closing
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,7 +48,7 @@ class Master(NamedTuple):
 
     host: str
     port: int
-    epoch: int  # Grows with each failover: a sentinel that was away may still name the former one.
+    epoch: int  # Grows with each failover.
 
     @property
     def address(self) -> str:
@@ -85,7 +86,7 @@ class Sentinels:
             packed("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service),
             packed("SENTINEL", "MASTER", service),
         )
-        self._epoch = -1  # Of the master that a majority has named last.
+        self._agreed: Master | None = None  # The master that a majority has named last.
         self._unanswered: dict[str, float] = {}  # When, by address.
 
     def after_fork(self) -> None:
@@ -94,10 +95,12 @@ class Sentinels:
             dialer.after_fork()
 
     def master(self, seconds: float) -> Master:
-        """Ask until a majority has answered, each with its share of the time.
+        """Ask until a majority names the same master, each with its share of the time.
 
         Raises:
             AtServers: No sentinel has named a master.
+            redis.ConnectionError: Those that answer do not agree, or contradict the last majority;
+                later they may.
         """
         inquiry, share = _Inquiry(len(self._dialers)), seconds / len(self._dialers)
         for address, dialer in self._in_turn(inquiry):
@@ -131,9 +134,9 @@ class Sentinels:
         """
         return self._read(*connection.execute_all(self._question, seconds))
 
-    def is_behind(self, master: Master) -> bool:
-        """Whether a majority has named a later master."""
-        return master.epoch < self._epoch
+    def contradicts_majority(self, master: Master) -> bool:
+        """Whether a majority has named another server last, or none has named any."""
+        return self._agreed is None or master[:2] != self._agreed[:2]
 
     def open_connections(self, seconds: float) -> Iterator[Connection]:
         """A connection to one sentinel after the other. One that cannot be dialed is skipped."""
@@ -166,7 +169,7 @@ class Sentinels:
         late = time.monotonic() - ASKED_LAST_FOR
         silent = {address for address, when in list(self._unanswered.items()) if when > late}
         for address, dialer in sorted(self._dialers.items(), key=lambda one: one[0] in silent):
-            if inquiry and (inquiry.is_decided or (inquiry.answers and address in silent)):
+            if inquiry and (inquiry.agreed or (inquiry.newest and address in silent)):
                 return
             yield address, dialer
 
@@ -187,12 +190,17 @@ class Sentinels:
     def _result(self, inquiry: _Inquiry) -> Master:
         if not inquiry.answers:
             raise at_servers("no sentinel names a master: ", inquiry.errors, OPTIONS)
-        newest = max(inquiry.answers, key=lambda master: master.epoch)
-        if inquiry.is_decided:
-            self._epoch = newest.epoch
-        elif self.is_behind(newest):
+        if inquiry.agreed is not None:
+            self._agreed = inquiry.agreed
+            return inquiry.agreed
+        newest, agreed = inquiry.newest, self._agreed
+        if newest is None:
+            named = ", ".join(sorted({master.address for master in inquiry.answers}))
+            raise redis_errors.ConnectionError(f"the sentinels name different masters: {named}")
+        if agreed and newest.epoch <= agreed.epoch and self.contradicts_majority(newest):
             raise redis_errors.ConnectionError(
-                "the sentinels that answer name a master from before the last failover"
+                f"the sentinels that answer name {newest.address}, but most of them have named"
+                f" {agreed.address} last"
             )
         return newest
 
@@ -206,6 +214,19 @@ class _Inquiry:
         self.errors: dict[str, Exception] = {}
 
     @property
-    def is_decided(self) -> bool:
-        """Whether a majority has answered, so that no failover is unknown to all of them."""
-        return len(self.answers) >= self._majority
+    def agreed(self) -> Master | None:
+        """The master that a majority of all sentinels names; two callers never get unlike ones."""
+        for place, votes in Counter(master[:2] for master in self.answers).items():
+            if votes >= self._majority:
+                return Master(*place, max(one.epoch for one in self.answers if one[:2] == place))
+        return None
+
+    @property
+    def newest(self) -> Master | None:
+        """The master after the last failover; None if it is unknown, or the answers do not agree.
+
+        A sentinel that was away may still name the former one.
+        """
+        last = max((master.epoch for master in self.answers), default=None)
+        newest = {master for master in self.answers if master.epoch == last}
+        return newest.pop() if len(newest) == 1 else None

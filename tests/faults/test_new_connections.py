@@ -1,0 +1,173 @@
+"""A server takes no new connection, but goes on to serve those that there are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockUnavailable, distributed_lock
+from django_redislock.backends.registry import backends
+from tests.support.faults import lease_of
+from tests.support.stored import NAME, is_held_by, is_left_clean
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, in_thread
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from django_redislock.backends.redis.pool import ConnectionPool
+    from tests.conftest import Locks, MakeServer
+    from tests.support.clusters import MakeCluster
+    from tests.support.quorums import MakeQuorum
+    from tests.support.servers import Server
+
+pytestmark = pytest.mark.slow
+
+TTL = 3.0
+
+
+def is_full(server: Server) -> None:
+    """It has as many clients as it may."""
+    server.client().config_set("maxclients", 1)
+
+
+def has_another_password(server: Server) -> None:
+    """Those who have logged in are served on."""
+    server.client().config_set("requirepass", "rotated")
+
+
+refusals = pytest.mark.parametrize("refuse", [is_full, has_another_password])
+Refuse = Any  # One of them.
+
+
+@pytest.fixture
+def alone(make_server: MakeServer, locks: Locks) -> Server:
+    """A server of the test's own, and its locks."""
+    server = make_server()
+    locks.redis = server.client()
+    locks.redis.ping()  # Its connection is there, as those of the locks.
+    locks.configure(LOCATION=server.url, TTL=TTL)
+    return server
+
+
+@pytest.mark.proves("R7")
+@refusals
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_r7_a_lease_is_renewed_although_no_connection_was_dialed_for_it(
+    refuse: Refuse, protocol: int, caller: Caller, locks: Locks, alone: Server
+) -> None:
+    locks.configure(OPTIONS={"protocol": protocol})
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    refuse(alone)
+    lease = lease_of(lock)
+    assert lease is not None
+    wait_until(lambda: lease.renewals >= 4 or not lease.held)
+    assert is_held_by(locks, lease)
+    caller.release(lock)
+    assert is_left_clean(locks)
+
+
+@pytest.mark.proves("R7")
+@refusals
+def test_r7_on_a_cluster_too(
+    refuse: Refuse,
+    caller: Caller,
+    make_cluster: MakeCluster,
+    settings: Settings,
+    key_prefix: str,
+) -> None:
+    cluster = make_cluster()
+    cluster.locks(settings, key_prefix, TTL=TTL, WAIT=0)
+    locks = [distributed_lock(cluster.name_on(server)) for server in cluster.servers]
+    for lock in locks:
+        assert caller.acquire(lock)
+    for server in cluster.servers:
+        refuse(server)
+    leases = [lease for lock in locks if (lease := lease_of(lock))]
+    for lease in leases:
+        wait_until(lambda lease=lease: lease.renewals >= 4 or not lease.held)  # type: ignore[misc]
+        assert lease.held
+    for lock in locks:
+        caller.release(lock)
+        assert caller.acquire(lock)
+
+
+@refusals
+def test_a_node_of_a_cluster_that_refuses_a_dial_is_still_used(
+    refuse: Refuse, make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster()
+    locks = cluster.locks(settings, key_prefix, WAIT=0, UNAVAILABLE_AFTER=0)
+    name = cluster.name_on(cluster.servers[0])
+    with Blocking() as threads, distributed_lock(name):
+        waiting = threads.begin_waiting(distributed_lock(name, wait=3), locks)
+        for server in cluster.servers:
+            refuse(server)
+        with pytest.raises(LockUnavailable):  # The waiter keeps the only connection.
+            in_thread(distributed_lock(name, ttl=0.9).acquire).result(HUNG)
+        assert waiting.result(HUNG) is False
+        assert distributed_lock(name).locked()
+
+
+@pytest.mark.proves("R7")
+@refusals
+def test_r7_on_a_quorum_too(refuse: Refuse, caller: Caller, make_quorum: MakeQuorum) -> None:
+    quorum = make_quorum()
+    quorum.configure(TTL=TTL, socket_timeout=0.5, WAIT=0)
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    wait_until(lambda: len(quorum.known_by(lease_of(lock))) == 3)
+    for server in quorum.servers:
+        refuse(server)
+    lease = lease_of(lock)
+    assert lease is not None
+    wait_until(lambda: lease.renewals >= 4 or not lease.held)
+    assert lease.held
+    caller.release(lock)
+    assert caller.acquire(lock)
+
+
+@refusals
+def test_a_new_event_loop_uses_a_connection_of_threads(
+    refuse: Refuse, locks: Locks, alone: Server
+) -> None:
+    with distributed_lock("another"):
+        refuse(alone)
+
+    async def locking() -> None:
+        async with distributed_lock(NAME) as lease:
+            assert is_held_by(locks, lease)
+
+    asyncio.run(locking())
+    assert is_left_clean(locks)
+
+
+@pytest.mark.proves("P6")
+@refusals
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_waiter_that_can_be_rung_nowhere_looks_again_and_again(
+    refuse: Refuse, protocol: int, caller: Caller, locks: Locks, alone: Server
+) -> None:
+    # Of three connections, two are kept back from waiters: these are rung on a shared one.
+    few = {"max_connections": 5} if protocol == 3 else {}
+    locks.configure(OPTIONS={"protocol": protocol, **few})
+    pool: ConnectionPool = backends["default"]._pool  # type: ignore[attr-defined]
+    for connection in [pool.take(HUNG) for _ in range(3)]:
+        pool.give(connection)
+    assert caller.acquire(distributed_lock("another"))
+    with distributed_lock(NAME), Blocking() as threads:
+        if protocol == 3:
+            threads.begin_waiting(distributed_lock(NAME, wait=HUNG), locks)
+        refuse(alone)
+        waiting = caller.begin(distributed_lock(NAME, wait=HUNG))
+        tries = calls_of(locks)
+        wait_until(lambda: calls_of(locks) > tries + 5)
+    assert waiting.result(HUNG)
+
+
+def calls_of(locks: Locks) -> int:
+    """How many scripts the server has run."""
+    return int(locks.redis.info("commandstats")["cmdstat_evalsha"]["calls"])
