@@ -6,7 +6,6 @@ Each id has a section in docs/checks.md; these begin with E050 and W050.
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import traceback
 from functools import cache
@@ -26,6 +25,7 @@ from django_redislock.celery.options import NEWEST
 from django_redislock.celery.queued import by_majority
 from django_redislock.conf import aliases, conf
 from django_redislock.jobs.options import DATABASE
+from django_redislock.rules.names import signature_of
 from django_redislock.rules.options import terms_of
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _check_newest(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
 
 def _check_key(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     # Of the class: autoretry lays a function of its own over the task's run.
-    _, *names = inspect.signature(type(task).run).parameters
+    _, *names = signature_of(type(task).run).parameters
     if task.single_instance_options.key is None and names:
         yield _warning(
             "W050",

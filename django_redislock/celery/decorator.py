@@ -39,7 +39,7 @@ from django_redislock.decorating import runs_later
 from django_redislock.jobs.run import RECOGNISED_FOR, current_lease
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
-from django_redislock.rules.names import Written, check_name
+from django_redislock.rules.names import Written, check_name, signature_of
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         Raises:
             LockMisuse: The baton is of another lock.
         """
-        if "baton" in inspect.signature(self.run).parameters:
+        if "baton" in signature_of(self.run).parameters:
             return kwargs, options
         kwargs = dict(kwargs)
         baton = kwargs.pop("baton")
@@ -281,7 +281,7 @@ def _guarded(run: Any) -> Callable[..., Any]:
 
 
 def _with_self(function: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     # No two parameters may have the same name.
     name = "_task" if "self" in signature.parameters else "self"
     itself = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from django_redislock.exceptions import InvalidLockName
-from django_redislock.rules.names import check_name, check_shared, formatter
+from django_redislock.rules.names import check_name, check_shared, formatter, signature_of
 from django_redislock.rules.values import delivered
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def naming(
     """
     if key is None:
         return None
-    signature = inspect.signature(run)
+    signature = signature_of(run)
     itself = (None,) if bound else ()
     own = next(iter(signature.parameters), "") if bound else ""
     models = {} if validation is None else _models(run)
@@ -124,7 +124,7 @@ def _models(run: Any) -> dict[str, Any]:
     try:
         hints = get_type_hints(run)
     except (NameError, AttributeError, TypeError):
-        hints = dict(getattr(run, "__annotations__", {}))
+        hints = {one.name: one.annotation for one in signature_of(run).parameters.values()}
     found = {}
     for name, hint in hints.items():
         models = [one for one in (hint, *get_args(hint)) if hasattr(one, "model_validate")]
@@ -151,7 +151,7 @@ def _passed_by_name(
     if inspect.iscoroutinefunction(key) or inspect.isgeneratorfunction(key):
         raise InvalidLockName(shown, "a key function returns a str, this one would not")
     try:
-        signature = inspect.signature(key)
+        signature = signature_of(key)
     except ValueError:  # Some builtins have none.
         return None
     if own and own in signature.parameters:

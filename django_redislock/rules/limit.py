@@ -83,7 +83,7 @@ def _named_by(
     None if it takes all.
     """
     try:
-        parameters = list(inspect.signature(counts).parameters.values())
+        parameters = list(signature_of(counts).parameters.values())
     except ValueError:  # Python does not know the arguments of int(), and of others written in C.
         parameters = None
     if parameters is None or any(one.kind is one.POSITIONAL_ONLY for one in parameters):
