@@ -169,6 +169,42 @@ class TestKey:
         assert [task(7), task.delay(draw_id=7).get()] == ["nl:7"] * 2
         assert [task(7, "be"), task.delay(country="be", draw_id=7).get()] == ["be:7"] * 2
 
+    @pytest.mark.parametrize(
+        ("key", "name"),
+        [
+            (lambda draw_id, **rest: f"{draw_id}:{rest['user']}:{rest.get('year')}", "7:ann:2030"),
+            (lambda **every: f"{sorted(every)}", "['draw_id', 'user', 'year']"),
+            (lambda draw_id, user, *, year: f"{draw_id}:{user}:{year}", "7:ann:2030"),
+            (lambda draw_id, year: f"{draw_id}:{year}", "7:2030"),
+            (lambda who, number, **rest: f"{number}:{who}:{rest['year']}", "7:ann:2030"),
+            (lambda *args, **rest: f"{args}:{rest}", "('ann', 7):{'year': '2030'}"),
+        ],
+    )
+    def test_a_function_is_given_the_rest_too_of_a_task_that_takes_any(
+        self, redislock: LockTestKit, key: Any, name: str
+    ) -> None:
+        def draw(user: str, draw_id: int = 7, **others: str) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key=key)
+        assert task("ann", year="2030") == task.delay(user="ann", year="2030").get() == name
+
+    @pytest.mark.parametrize(
+        ("key", "passes"),
+        [
+            (lambda draw_id, year: "", lambda user, draw_id: None),
+            (lambda draw_id, **rest: "", lambda user, draw_id, *more: None),
+            (lambda **rest: "", lambda draw_id, *more: None),
+            (lambda number: "", lambda user, draw_id, **others: None),
+            (lambda number, *, year: "", lambda user, draw_id, *more, **others: None),
+        ],
+    )
+    def test_a_function_that_fails_at_every_call_is_refused_at_import(
+        self, key: Any, passes: Any
+    ) -> None:
+        with pytest.raises(InvalidLockName, match="can be given neither the arguments that"):
+            make(passes, key=key)
+
     @pytest.mark.parametrize("key", ["lottery:{draw_id}", lambda draw_id: f"lottery:{draw_id}"])
     def test_the_task_itself_is_no_argument(self, redislock: LockTestKit, key: Any) -> None:
         def draw(self: Task, draw_id: int) -> str:
