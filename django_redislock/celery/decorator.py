@@ -180,18 +180,25 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """The keyword arguments of a call, without the baton, and the options that carry it.
 
-        Both are unchanged if the task has an argument of that name.
+        Both are unchanged if it is an argument of the task: by its name, or as one of its
+        **kwargs, if it is no baton.
 
         Raises:
             LockMisuse: The baton is of another lock.
+            ValueError: It is no baton, and no argument of the task.
         """
-        if "baton" in signature_of(self.run).parameters:
+        parameters = signature_of(self.run).parameters
+        if "baton" in parameters:
             return kwargs, options
-        kwargs = dict(kwargs)
-        baton = kwargs.pop("baton")
-        name = self.lock_name(tuple(args or ()), kwargs)
-        check_baton(Baton.read(baton), name, self.single_instance_options)
-        return kwargs, carrying(options, baton=baton)
+        try:
+            baton = Baton.read(kwargs["baton"])
+        except ValueError:
+            if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+                return kwargs, options
+            raise
+        others = {name: value for name, value in kwargs.items() if name != "baton"}
+        check_baton(baton, self.lock_name(tuple(args or ()), others), self.single_instance_options)
+        return others, carrying(options, baton=kwargs["baton"])
 
     def apply(self, args: Any = None, kwargs: Any = None, *others: Any, **options: Any) -> Any:
         """As Celery's; it takes a baton as apply_async() does, for canvases in eager mode."""

@@ -1268,13 +1268,45 @@ def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks: Locks) -> 
     with pytest.raises(LockMisuse, match="the baton is of lock 'order:8'"):
         make(lambda order: order, key="order:{order}").delay(7, baton=baton)
     with pytest.raises(ValueError, match="baton must be what"):
-        make().delay(baton=f"{baton}x")
+        make(lambda: None).delay(baton=f"{baton}x")
     with take_up(baton) as lease:
         assert lease.held
 
 
-def test_a_task_may_have_an_argument_of_that_name(locks: Locks) -> None:
-    assert make(lambda baton: baton).delay(baton="of a race").get() == "of a race"
+@pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+def test_a_call_of_the_class_given_as_base_is_around_the_lock_of_a_skipped_run_too(
+    redislock: LockTestKit, how: str
+) -> None:
+    class Counting(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(current_lease())
+            return super().__call__(*args, **kwargs)
+
+    calls: list[Any] = []
+    task = make(lambda: "did", key="order:7", base=Counting)
+    assert running(task, how)() == "did"
+    with redislock.simulate_held_by_other("order:7"):
+        assert running(task, how)()["skipped"] == "busy"
+    assert calls == [None, None]
+
+
+@pytest.mark.parametrize("how", ["delay", "apply"])
+def test_a_task_may_have_an_argument_of_that_name(locks: Locks, how: str) -> None:
+    takes_any = make(lambda **any_: any_, key="race:{baton}")
+    for task, expected in ((make(lambda baton: baton), "tin"), (takes_any, {"baton": "tin"})):
+        sent = task.delay(baton="tin") if how == "delay" else task.apply((), {"baton": "tin"})
+        assert sent.get() == expected
+    assert make(lambda **any_: any_).delay(baton=7, of=8).get() == {"baton": 7, "of": 8}
+
+
+def test_a_task_that_takes_any_argument_takes_a_baton_too(locks: Locks) -> None:
+    task = make(lambda order, **any_: any_, key="order:{order}", on_conflict="raise")
+    with distributed_lock("order:7", wait=0) as lease:
+        baton = lease.hand_over(within=600)
+    assert task.delay(7, baton=baton, of=8).get() == {"of": 8}
+    assert not distributed_lock("order:7").locked()
 
 
 def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog: pytest.LogCaptureFixture) -> None:
