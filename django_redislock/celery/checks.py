@@ -153,6 +153,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         _check_wait,
         _check_results,
         _check_acknowledgement,
+        _check_spacing,
         _check_redelivery,
         _check_calls_during_a_run,
     ):
@@ -245,6 +246,20 @@ def _check_acknowledgement(task: SingleInstanceTask, terms: Terms) -> Iterator[c
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
             ' Or set on_conflict="retry": then another run takes over, also if this one fails.'
             " Silence this if a lost run is better than a second start.",
+        )
+
+
+def _check_spacing(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
+    options = task.single_instance_options
+    comes_later = options.on_conflict in ("retry", "wait") and not options.unique_queued
+    if comes_later and options.min_hold and not (options.once or options.limit or options.limits):
+        yield _warning(
+            "W060",
+            f'Task {task.name} has min_hold={options.min_hold:g} and on_conflict="'
+            f'{options.on_conflict}": a run that finds the lock cooling down comes when that is'
+            " over, and does the work again.",
+            'If the work is to be done once, say once=..., or on_conflict="skip". If runs are to be'
+            " spaced out, say so by limit=1.",
         )
 
 
