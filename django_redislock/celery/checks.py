@@ -108,9 +108,10 @@ def _failure_of(
         ][-1]
         # If the module itself is not found, the last line is one of importlib.
         place = "" if file == importlib.__file__ else f" ({file}, line {line})"
+        says = f"{type(error).__name__}: {error}".removesuffix(".")
         yield _warning(
             "W057",
-            f"Celery cannot import all tasks: {type(error).__name__}: {error}{place}.",
+            f"Celery cannot import all tasks: {says}{place}.",
             "A worker does not start like this. Tasks that are not imported are not checked.",
         )
 

@@ -209,7 +209,7 @@ PROJECT = {
         def stamp(letter_id): ...
     """,
     "broken/__init__.py": "",
-    "broken/tasks.py": "raise ZeroDivisionError('as asked')",
+    "broken/tasks.py": "raise ZeroDivisionError('as asked.')",
     "unreached/__init__.py": "",
 }
 
