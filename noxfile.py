@@ -1,6 +1,6 @@
 """The suite on each Python, with the newest and the oldest of the libraries that setup.cfg allows.
 
-    make matrix                           # all of it; at its end: which Pythons were not found
+    make matrix                           # all of it; at its end: what was not found
     make matrix ARGS='-- tests'           # the whole suite, not only its quick part
     make corners                          # both ends, and the wheel: what CI runs
     .venv/bin/nox -s 'tests(3.13, newest)' -- tests/celery
@@ -11,6 +11,7 @@ Of an old library the lowest version is taken that setup.cfg allows, of all othe
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from configparser import ConfigParser
 from pathlib import Path
@@ -111,14 +112,20 @@ def corners(session: nox.Session) -> None:
     session.notify(f"tests({PYTHONS[0]}, oldest)", PART)
     session.notify(f"tests({FOUND[-1]}, newest)", PART)
     session.notify("wheel")
-    session.notify("pythons")
+    session.notify("pythons", PART)
 
 
 @nox.session(venv_backend="none")
 def pythons(session: nox.Session) -> None:
-    """Say which Pythons were not found."""
+    """Run the newest in Debian sid, if it was not found here; say which others were not found."""
     for python in PYTHONS:
-        if python not in FOUND:
+        if python in FOUND:
+            continue
+        if python == PYTHONS[-1] and os.geteuid() == 0 and shutil.which("debootstrap"):
+            chosen = shlex.join(["--session", "tests", "--python", python, "--", *session.posargs])
+            make = ("make", f"PYTHON=python{python}", f"VENV=.venv-{python}", f"ARGS={chosen}")
+            session.run(".ci/sid", python, *make, "matrix", external=True)
+        else:
             session.warn(f"Python {python} was not found, so nothing was run with it.")
 
 

@@ -14,11 +14,14 @@ class Finding:
 
     about: str  # One word, which never changes.
     level: Level
-    says: str
+    says: str  # Without a full stop. That of an error in it is left out.
     advice: str = ""  # What to do, unless all is well.
     # Of the system check that reports it: "E020" of this package, "shop.W001" of yours. Without an
     # id, only the doctor reports it.
     id: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "says", self.says.removesuffix("."))
 
     def as_dict(self) -> dict[str, str]:
         """The output of ``locks doctor --json`` about it."""

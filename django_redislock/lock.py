@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -33,6 +32,7 @@ from django_redislock.rules.names import (
     formatter,
     in_order,
     several_names,
+    signature_of,
 )
 from django_redislock.rules.options import DEFAULT_ALIAS, options_of
 
@@ -58,7 +58,7 @@ Returned = TypeVar("Returned")
 
 def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """If the arguments of a decorator cannot be right, let the error show the line to write."""
-    known = list(inspect.signature(make).parameters)
+    known = list(signature_of(make).parameters)
 
     @functools.wraps(make)
     def explaining_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:

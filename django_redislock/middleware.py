@@ -56,7 +56,7 @@ class LockErrorsMiddleware(MiddlewareMixin):
         if isinstance(exception, LockTimeout):
             extra = logs.of(lock=exception.name, alias=exception.alias, reason="busy")
             says = "Answered a request with %s: %s"
-            logger.info(says, self.busy_status, exception, extra=extra)
+            logger.warning(says, self.busy_status, exception, extra=extra)
             text = "Somebody else is at this. Try again in {} s; it may take longer."
             wait = exception.expires_in or 0
             if exception.cooling:

@@ -6,7 +6,6 @@ Each id has a section in docs/checks.md; these begin with E050 and W050.
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import traceback
 from functools import cache
@@ -26,6 +25,7 @@ from django_redislock.celery.options import NEWEST
 from django_redislock.celery.queued import by_majority
 from django_redislock.conf import aliases, conf
 from django_redislock.jobs.options import DATABASE
+from django_redislock.rules.names import signature_of
 from django_redislock.rules.options import terms_of
 
 if TYPE_CHECKING:
@@ -108,9 +108,10 @@ def _failure_of(
         ][-1]
         # If the module itself is not found, the last line is one of importlib.
         place = "" if file == importlib.__file__ else f" ({file}, line {line})"
+        says = f"{type(error).__name__}: {error}".removesuffix(".")
         yield _warning(
             "W057",
-            f"Celery cannot import all tasks: {type(error).__name__}: {error}{place}.",
+            f"Celery cannot import all tasks: {says}{place}.",
             "A worker does not start like this. Tasks that are not imported are not checked.",
         )
 
@@ -153,6 +154,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         _check_wait,
         _check_results,
         _check_acknowledgement,
+        _check_spacing,
         _check_redelivery,
         _check_calls_during_a_run,
     ):
@@ -172,7 +174,7 @@ def _check_newest(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
 
 def _check_key(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     # Of the class: autoretry lays a function of its own over the task's run.
-    _, *names = inspect.signature(type(task).run).parameters
+    _, *names = signature_of(type(task).run).parameters
     if task.single_instance_options.key is None and names:
         yield _warning(
             "W050",
@@ -245,6 +247,20 @@ def _check_acknowledgement(task: SingleInstanceTask, terms: Terms) -> Iterator[c
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
             ' Or set on_conflict="retry": then another run takes over, also if this one fails.'
             " Silence this if a lost run is better than a second start.",
+        )
+
+
+def _check_spacing(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
+    options = task.single_instance_options
+    comes_later = options.on_conflict in ("retry", "wait") and not options.unique_queued
+    if comes_later and options.min_hold and not (options.once or options.limit or options.limits):
+        yield _warning(
+            "W060",
+            f'Task {task.name} has min_hold={options.min_hold:g} and on_conflict="'
+            f'{options.on_conflict}": a run that finds the lock cooling down comes when that is'
+            " over, and does the work again.",
+            'If the work is to be done once, say once=..., or on_conflict="skip". If runs are to be'
+            " spaced out, say so by limit=1.",
         )
 
 

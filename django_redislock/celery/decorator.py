@@ -45,7 +45,7 @@ from django_redislock.decorating import runs_later
 from django_redislock.jobs.run import RECOGNISED_FOR, current_lease
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
-from django_redislock.rules.names import Written, check_name
+from django_redislock.rules.names import Written, check_name, signature_of
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -193,18 +193,25 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """The keyword arguments of a call, without the baton, and the options that carry it.
 
-        Both are unchanged if the task has an argument of that name.
+        Both are unchanged if it is an argument of the task: by its name, or as one of its
+        **kwargs, if it is no baton.
 
         Raises:
             LockMisuse: The baton is of another lock.
+            ValueError: It is no baton, and no argument of the task.
         """
-        if "baton" in inspect.signature(self.run).parameters:
+        parameters = signature_of(self.run).parameters
+        if "baton" in parameters:
             return kwargs, options
-        kwargs = dict(kwargs)
-        baton = kwargs.pop("baton")
-        name = self.lock_name(tuple(args or ()), kwargs)
-        check_baton(Baton.read(baton), name, self.single_instance_options)
-        return kwargs, carrying(options, baton=baton)
+        try:
+            baton = Baton.read(kwargs["baton"])
+        except ValueError:
+            if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+                return kwargs, options
+            raise
+        others = {name: value for name, value in kwargs.items() if name != "baton"}
+        check_baton(baton, self.lock_name(tuple(args or ()), others), self.single_instance_options)
+        return others, carrying(options, baton=kwargs["baton"])
 
     def apply(self, args: Any = None, kwargs: Any = None, *others: Any, **options: Any) -> Any:
         """As Celery's; it takes a baton as apply_async() does, for canvases in eager mode."""
@@ -293,7 +300,7 @@ def _guarded(run: Any) -> Callable[..., Any]:
 
 
 def _with_self(function: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     # No two parameters may have the same name.
     name = "_task" if "self" in signature.parameters else "self"
     itself = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from django_redislock.exceptions import InvalidLockName
-from django_redislock.rules.names import check_name, check_shared, formatter
+from django_redislock.rules.names import check_name, check_shared, formatter, signature_of
 from django_redislock.rules.values import delivered
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     Naming = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ANY_PLACE = inspect.Parameter.VAR_POSITIONAL
+_VARIADIC = (_ANY_PLACE, inspect.Parameter.VAR_KEYWORD)
 
 
 def naming(
@@ -47,7 +48,7 @@ def naming(
     """
     if key is None:
         return None
-    signature = inspect.signature(run)
+    signature = signature_of(run)
     itself = (None,) if bound else ()
     own = next(iter(signature.parameters), "") if bound else ""
     models = {} if validation is None else _models(run)
@@ -64,24 +65,23 @@ def naming(
             raise _names_the_task(repr(key), own)
         return lambda args, kwargs: formatted((*itself, *args), kwargs)
     parameters = list(signature.parameters.values())[len(itself) :]
-    by_name = _passed_by_name(key, parameters, own)
-    rest = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), "")
+    chosen = _passed_by_name(key, parameters, own)
 
     def name_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         passed = signature.bind(*itself, *args, **kwargs)
         passed.apply_defaults()
+        given: dict[str, Any] = {}
         for one in parameters:
-            given = passed.arguments[one.name]
+            value = passed.arguments[one.name]
             if one.kind is one.VAR_POSITIONAL:
-                given = tuple(map(delivered, given))
-            else:
-                given = delivered(see(one.name, given))
-            passed.arguments[one.name] = given
-        if by_name is None:
+                passed.arguments[one.name] = tuple(map(delivered, value))
+                continue
+            value = passed.arguments[one.name] = delivered(see(one.name, value))
+            given |= value if one.kind is one.VAR_KEYWORD else {one.name: value}
+        if chosen is None:
             name = key(*passed.args[len(itself) :], **passed.kwargs)
         else:
-            given = {**passed.arguments, **passed.arguments.get(rest, {})}
-            name = key(**{argument: given[argument] for argument in by_name if argument in given})
+            name = key(**chosen(given))
         return check_shared(check_name(name))
 
     return name_of
@@ -124,7 +124,7 @@ def _models(run: Any) -> dict[str, Any]:
     try:
         hints = get_type_hints(run)
     except (NameError, AttributeError, TypeError):
-        hints = dict(getattr(run, "__annotations__", {}))
+        hints = {one.name: one.annotation for one in signature_of(run).parameters.values()}
     found = {}
     for name, hint in hints.items():
         models = [one for one in (hint, *get_args(hint)) if hasattr(one, "model_validate")]
@@ -136,8 +136,8 @@ def _models(run: Any) -> dict[str, Any]:
 
 def _passed_by_name(
     key: Callable[..., str], parameters: list[inspect.Parameter], own: str
-) -> list[str] | None:
-    """Return the arguments of the task that its key function gets by name.
+) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+    """Return how to choose, of all arguments of a run, those that its key function gets by name.
 
     None means that the function is called like the task: with all arguments, by position where
     possible.
@@ -151,31 +151,32 @@ def _passed_by_name(
     if inspect.iscoroutinefunction(key) or inspect.isgeneratorfunction(key):
         raise InvalidLockName(shown, "a key function returns a str, this one would not")
     try:
-        signature = inspect.signature(key)
+        signature = signature_of(key)
     except ValueError:  # Some builtins have none.
         return None
     if own and own in signature.parameters:
         raise _names_the_task(shown, own)
+    takes = {one.kind for one in signature.parameters.values()}
+    passes = {one.kind for one in parameters}
     kinds = {one.name: one.kind for one in parameters if one.kind not in _VARIADIC}
-    # 1. The arguments of the task that the function names, if these are all that it needs.
-    if not any(one.kind in _VARIADIC for one in signature.parameters.values()):
-        shared = [name for name in signature.parameters if name in kinds]
-        if (shared or not signature.parameters) and _accepts(signature, (), shared):
-            # Others of its arguments, which have defaults, may arrive in **kwargs of the task.
-            if any(one.kind is one.VAR_KEYWORD for one in parameters):
-                variadic = {one.name for one in parameters if one.kind in _VARIADIC}
-                named = (one for one in signature.parameters.values() if one.kind in _BY_NAME)
-                return [one.name for one in named if one.name not in variadic]
-            return shared
-    # 2. All of them, as they are passed to the task. If the task itself takes *args or **kwargs,
-    # nobody knows whether that is possible.
     keywords = [name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY]
-    positional = [name for name in kinds if name not in keywords]
-    if len(kinds) < len(parameters) or _accepts(signature, positional, keywords):
-        return None
-    # 3. All of them by name: the function names some, and has **kwargs for the others.
-    if _accepts(signature, (), kinds):
-        return list(kinds)
+    places = [name for name in kinds if name not in keywords]
+    named = [one.name for one in signature.parameters.values() if one.kind in _BY_NAME]
+    shared = [name for name in signature.parameters if name in kinds]
+    # What the function lacks may arrive in *args or **kwargs of the task.
+    is_open = not passes.isdisjoint(_VARIADIC)
+    for bind in (signature.bind, signature.bind_partial) if is_open else (signature.bind,):
+        # 1. The arguments of the task that the function names, if these are all that it needs.
+        if takes.isdisjoint(_VARIADIC):
+            can_arrive = bind == signature.bind or _ANY_PLACE not in passes
+            if (shared or not takes) and can_arrive and _fits(bind, (), shared):
+                return lambda given: {name: given[name] for name in named if name in given}
+        # 2. All of them by name: the function names some, and has **kwargs for the others.
+        elif _ANY_PLACE not in takes | passes and _fits(bind, (), kinds):
+            return dict
+        # 3. All of them, as they are passed to the task.
+        if _fits(bind, places, keywords):
+            return None
     raise InvalidLockName(
         shown,
         "it can be given neither the arguments that it names nor all of the task's, which are"
@@ -183,11 +184,11 @@ def _passed_by_name(
     )
 
 
-def _accepts(
-    signature: inspect.Signature, positional: Iterable[str], keywords: Iterable[str]
-) -> bool:
+def _fits(bind: Callable[..., Any], places: Iterable[str], keywords: Iterable[str]) -> bool:
+    """Whether a function can be called so, with no argument for another one of its names."""
+    passed = [*places, *keywords]
     try:
-        signature.bind(*positional, **dict.fromkeys(keywords))
+        got = bind(*places, **{name: name for name in keywords}).arguments
     except TypeError:
         return False
-    return True
+    return all(got[name] == name for name in passed if isinstance(got.get(name), str))

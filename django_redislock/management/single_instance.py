@@ -9,13 +9,13 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from django_redislock import process
 from django_redislock.activity import Activity
-from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.exceptions import InvalidLockName, LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import visible
 from django_redislock.jobs.decorator import namings
 from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import JobRun, Named
 from django_redislock.jobs.skipped import Skipped
-from django_redislock.management.console import FOUND, UNAVAILABLE
+from django_redislock.management.console import FOUND, UNAVAILABLE, USAGE
 from django_redislock.management.sigterm import release_on_sigterm
 from django_redislock.management.skips import line_of, no_second_line
 
@@ -53,7 +53,8 @@ class SingleInstanceMixin(_Base):
 
     A skipped run prints one line on standard error, unless verbosity is 0, and exits with
     ``skip_exit``. SIGTERM ends the body as ``sys.exit(143)`` would, so that the lock is free at
-    once. If Redis does not answer, that is a CommandError of one line.
+    once. If Redis does not answer, or an option cannot be in a lock's name, that is a CommandError
+    of one line.
 
     Attributes:
         single_instance: The options of @single_instance, and two more. ``name`` is a format string
@@ -115,6 +116,10 @@ class SingleInstanceMixin(_Base):
                 raise  # The error of another lock, in the body.
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
             raise CommandError(visible(str(error)), returncode=status) from error
+        except InvalidLockName as error:
+            if run.has_begun:
+                raise
+            raise CommandError(visible(str(error)), returncode=USAGE) from error
         if exits:
             raise exits[0]
         # A body may return the Skipped of another job.

@@ -61,14 +61,14 @@ class Limit:
         if not callable(own):
             return lambda args, kwargs: Limit(name_of(args, kwargs), own)
         signature = signature_of(function)
-        wanted = _named_by(own, signature, self.name)
+        wanted, takes_all = _named_by(own, signature, self.name)
         counts: Callable[..., int] = own
 
         def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Limit:
             passed = bound_arguments(signature, args, kwargs)
-            if wanted is not None:
-                if absent := [one for one in wanted if wanted[one] and one not in passed]:
-                    raise _lacks(self.name, absent[0], passed)
+            if absent := [one for one in wanted if wanted[one] and one not in passed]:
+                raise _lacks(self.name, absent[0], passed)
+            if not takes_all:
                 passed = {name: passed[name] for name in wanted if name in passed}
             return Limit(name_of(args, kwargs), counts(**passed))
 
@@ -77,13 +77,13 @@ class Limit:
 
 def _named_by(
     counts: Callable[..., int], signature: inspect.Signature, limit: str
-) -> dict[str, bool] | None:
-    """The arguments that the function *counts* takes, and whether each must be passed.
+) -> tuple[dict[str, bool], bool]:
+    """The arguments that the function *counts* names, and whether each must be passed.
 
-    None if it takes all.
+    Also whether it takes all others too.
     """
     try:
-        parameters = list(inspect.signature(counts).parameters.values())
+        parameters = list(signature_of(counts).parameters.values())
     except ValueError:  # Python does not know the arguments of int(), and of others written in C.
         parameters = None
     if parameters is None or any(one.kind is one.POSITIONAL_ONLY for one in parameters):
@@ -91,14 +91,14 @@ def _named_by(
             f"The number of Limit({limit!r}) is a function that takes no arguments by name: write"
             " one that does, such as lambda tenant: plans[tenant]."
         )
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return None
     known = signature.parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    for one in parameters:
+    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    for one in named:
         if one.name not in known and one.default is one.empty and not takes_any:
             raise _lacks(limit, one.name, known)
-    return {one.name: one.default is one.empty for one in parameters}
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return {one.name: one.default is one.empty for one in named}, takes_all
 
 
 def _lacks(limit: str, argument: str, known: Iterable[str]) -> InvalidLockName:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import string
+import sys
 import unicodedata
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -15,6 +16,13 @@ from django_redislock.rules.values import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+if sys.version_info >= (3, 14):  # Annotations are evaluated when somebody asks for them.
+    from annotationlib import Format
+
+    _signature = partial(inspect.signature, annotation_format=Format.FORWARDREF)  # noqa: TID251
+else:
+    _signature = inspect.signature  # noqa: TID251
 
 MAX_NAME_BYTES = 200
 
@@ -227,10 +235,12 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
     Django's method_decorator passes a partial of a bound method, and as_view() a view. Both say
     that they wrap the method in the class, which takes self too. That is not followed.
+
+    An annotation may name what is imported under TYPE_CHECKING.
     """
     if isinstance(function, partial):
-        return inspect.signature(partial(function.func, *function.args, **function.keywords))
-    return inspect.signature(function, follow_wrapped=not hasattr(function, "view_class"))
+        return _signature(partial(function.func, *function.args, **function.keywords))
+    return _signature(function, follow_wrapped=not hasattr(function, "view_class"))
 
 
 class _Anything(dict[str, object]):

@@ -89,6 +89,12 @@ def check() -> Iterator[Callable[..., list[str]]]:
         (tidy, {}, {"once": 30, "on_conflict": "retry"}, []),
         (tidy, {"task_acks_late": True}, {"once": 30}, []),
         (tidy, {"task_acks_late": True}, {"once": 30, "acks_late": False}, ["W055"]),
+        (tidy, {}, {"min_hold": 30, "on_conflict": "retry"}, ["W060"]),
+        (tidy, {"task_acks_late": True}, {"min_hold": 30, "on_conflict": "wait"}, ["W060"]),
+        (tidy, {}, {"min_hold": 30, "on_conflict": "retry", "limit": 1}, []),
+        (tidy, {}, {"min_hold": 30, "on_conflict": "retry", "once": 60}, []),
+        (tidy, {}, {"min_hold": 30, "on_conflict": "retry", "unique_queued": True}, []),
+        (tidy, {"task_acks_late": True}, {"min_hold": 30}, []),
         (tidy, {}, {"give_up_after": 3}, ["E052"]),
         (tidy, {"task_acks_late": True}, {"give_up_after": 3}, ["W059"]),
         (
@@ -203,7 +209,7 @@ PROJECT = {
         def stamp(letter_id): ...
     """,
     "broken/__init__.py": "",
-    "broken/tasks.py": "raise ZeroDivisionError('as asked')",
+    "broken/tasks.py": "raise ZeroDivisionError('as asked.')",
     "unreached/__init__.py": "",
 }
 

@@ -169,6 +169,42 @@ class TestKey:
         assert [task(7), task.delay(draw_id=7).get()] == ["nl:7"] * 2
         assert [task(7, "be"), task.delay(country="be", draw_id=7).get()] == ["be:7"] * 2
 
+    @pytest.mark.parametrize(
+        ("key", "name"),
+        [
+            (lambda draw_id, **rest: f"{draw_id}:{rest['user']}:{rest.get('year')}", "7:ann:2030"),
+            (lambda **every: f"{sorted(every)}", "['draw_id', 'user', 'year']"),
+            (lambda draw_id, user, *, year: f"{draw_id}:{user}:{year}", "7:ann:2030"),
+            (lambda draw_id, year: f"{draw_id}:{year}", "7:2030"),
+            (lambda who, number, **rest: f"{number}:{who}:{rest['year']}", "7:ann:2030"),
+            (lambda *args, **rest: f"{args}:{rest}", "('ann', 7):{'year': '2030'}"),
+        ],
+    )
+    def test_a_function_is_given_the_rest_too_of_a_task_that_takes_any(
+        self, redislock: LockTestKit, key: Any, name: str
+    ) -> None:
+        def draw(user: str, draw_id: int = 7, **others: str) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key=key)
+        assert task("ann", year="2030") == task.delay(user="ann", year="2030").get() == name
+
+    @pytest.mark.parametrize(
+        ("key", "passes"),
+        [
+            (lambda draw_id, year: "", lambda user, draw_id: None),
+            (lambda draw_id, **rest: "", lambda user, draw_id, *more: None),
+            (lambda **rest: "", lambda draw_id, *more: None),
+            (lambda number: "", lambda user, draw_id, **others: None),
+            (lambda number, *, year: "", lambda user, draw_id, *more, **others: None),
+        ],
+    )
+    def test_a_function_that_fails_at_every_call_is_refused_at_import(
+        self, key: Any, passes: Any
+    ) -> None:
+        with pytest.raises(InvalidLockName, match="can be given neither the arguments that"):
+            make(passes, key=key)
+
     @pytest.mark.parametrize("key", ["lottery:{draw_id}", lambda draw_id: f"lottery:{draw_id}"])
     def test_the_task_itself_is_no_argument(self, redislock: LockTestKit, key: Any) -> None:
         def draw(self: Task, draw_id: int) -> str:
@@ -1244,13 +1280,45 @@ def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks: Locks) -> 
     with pytest.raises(LockMisuse, match="the baton is of lock 'order:8'"):
         make(lambda order: order, key="order:{order}").delay(7, baton=baton)
     with pytest.raises(ValueError, match="baton must be what"):
-        make().delay(baton=f"{baton}x")
+        make(lambda: None).delay(baton=f"{baton}x")
     with take_up(baton) as lease:
         assert lease.held
 
 
-def test_a_task_may_have_an_argument_of_that_name(locks: Locks) -> None:
-    assert make(lambda baton: baton).delay(baton="of a race").get() == "of a race"
+@pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+def test_a_call_of_the_class_given_as_base_is_around_the_lock_of_a_skipped_run_too(
+    redislock: LockTestKit, how: str
+) -> None:
+    class Counting(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(current_lease())
+            return super().__call__(*args, **kwargs)
+
+    calls: list[Any] = []
+    task = make(lambda: "did", key="order:7", base=Counting)
+    assert running(task, how)() == "did"
+    with redislock.simulate_held_by_other("order:7"):
+        assert running(task, how)()["skipped"] == "busy"
+    assert calls == [None, None]
+
+
+@pytest.mark.parametrize("how", ["delay", "apply"])
+def test_a_task_may_have_an_argument_of_that_name(locks: Locks, how: str) -> None:
+    takes_any = make(lambda **any_: any_, key="race:{baton}")
+    for task, expected in ((make(lambda baton: baton), "tin"), (takes_any, {"baton": "tin"})):
+        sent = task.delay(baton="tin") if how == "delay" else task.apply((), {"baton": "tin"})
+        assert sent.get() == expected
+    assert make(lambda **any_: any_).delay(baton=7, of=8).get() == {"baton": 7, "of": 8}
+
+
+def test_a_task_that_takes_any_argument_takes_a_baton_too(locks: Locks) -> None:
+    task = make(lambda order, **any_: any_, key="order:{order}", on_conflict="raise")
+    with distributed_lock("order:7", wait=0) as lease:
+        baton = lease.hand_over(within=600)
+    assert task.delay(7, baton=baton, of=8).get() == {"of": 8}
+    assert not distributed_lock("order:7").locked()
 
 
 def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog: pytest.LogCaptureFixture) -> None:

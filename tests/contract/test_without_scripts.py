@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from itertools import cycle
@@ -296,15 +295,15 @@ async def test_many_coroutines_start_no_more_threads_than_there_are_connections(
     place: ServerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(work: Callable[[], Any], name: str) -> Any:
-        outcome = start_in_thread(work, name)
-        running.append(sum(thread.name == name for thread in threading.enumerate()))
-        return outcome
+        calls.append(start_in_thread(work, name))
+        running.append(sum(not call.done() for call in calls))
+        return calls[-1]
 
     async def take(number: int) -> None:
         async with distributed_lock(f"lottery:{number}", wait=HUNG) as lease:
             assert lease.held
 
-    running, most = list[int](), 8
+    calls, running, most = list[Any](), list[int](), 8
     start_in_thread = drivers.start_in_thread
     place.configure(OPTIONS={"max_connections": most})
     monkeypatch.setattr(drivers, "start_in_thread", start)

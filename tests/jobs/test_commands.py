@@ -17,6 +17,7 @@ from django.core.management.base import BaseCommand
 
 from django_redislock import (
     InvalidLockName,
+    Limit,
     LockTimeout,
     Skipped,
     distributed_lock,
@@ -158,12 +159,17 @@ def test_errors_of_other_locks_in_the_body_are_left_alone(redislock: LockTestKit
     class Command(SingleInstanceMixin, BaseCommand):
         requires_system_checks = ()
 
+        def add_arguments(self, parser: CommandParser) -> None:
+            parser.add_argument("name")
+
         def handle(self, *args: Any, **options: Any) -> None:
-            with distributed_lock("other", wait=0):
+            with distributed_lock(options["name"], wait=0):
                 pass
 
     with redislock.simulate_held_by_other("other"), pytest.raises(LockTimeout):
-        call_command(Command())
+        call_command(Command(), "other")
+    with pytest.raises(InvalidLockName):
+        call_command(Command(), "")
 
 
 def run_in_shell(*args: str) -> None:
@@ -277,6 +283,21 @@ def test_what_cannot_be_meant_is_refused_at_import(
         type("Command", bases, {"single_instance": options})
 
 
-def test_a_name_that_uses_no_option_is_refused(redislock: LockTestKit) -> None:
-    with pytest.raises(InvalidLockName, match=r"'country', which.*does not have; it has: .*source"):
-        call_command(variant(name="import:{country}"))
+@pytest.mark.parametrize(
+    ("single_instance", "source", "says"),
+    [
+        ({"name": "import:{source}"}, "x" * 200, "207 bytes of UTF-8, at most 200"),
+        ({"name": "import:{source}"}, "e\nu", "control characters"),
+        ({"name": "{source}"}, "", "it is empty"),
+        ({"name": "{source}", "limit": 2}, "eu#2", "ends in # and a number"),
+        ({"name": "import:{country}"}, "eu", "'country', which.*does not have; it has: .*source"),
+        ({"limits": [Limit("{source}", 2)]}, "", "it is empty"),
+    ],
+)
+def test_an_option_that_cannot_be_in_a_locks_name_is_an_error_of_one_line(
+    redislock: LockTestKit, single_instance: Any, source: str, says: str
+) -> None:
+    with pytest.raises(CommandError, match=says) as error:
+        call_command(variant(**single_instance), source)
+    assert (error.value.returncode, "\n" in str(error.value)) == (2, False)
+    assert not held.list()

@@ -545,7 +545,11 @@ def test_a_backend_of_somebody_else_tells_its_findings_and_has_a_lock_tried(lock
     assert warning.msg == "REDISLOCK['default'], tape: it is nearly full."
     nobody = examined_as(Theirs, locks, LOCATION="redis://127.0.0.1:1/0")
     assert nobody["rights"].level == "fail"
-    assert [one.id for one in check_servers()] == ["shop.W001", "django_redislock.E023"]
+    checked = check_servers()
+    assert [one.id for one in checked] == ["shop.W001", "django_redislock.E023"]
+    # The error in it is a sentence, and the check makes one of the whole.
+    assert checked[1].msg.endswith(f"{nobody['rights'].says}.")
+    assert not nobody["rights"].says.endswith(".")
 
 
 def test_a_backend_of_somebody_else_within_one_process_is_said_to_be_that(locks: Locks) -> None:

@@ -113,6 +113,17 @@ def test_a_number_that_names_an_unknown_argument_says_which_there_are() -> None:
         limit.maker(lambda: None)
 
 
+def test_a_number_that_takes_all_says_so_too_if_it_names_one_that_there_is_not() -> None:
+    def takes_any(**others: Any) -> None: ...
+
+    limit = Limit("export", lambda nobody, *places, **rest: len(rest))
+    with pytest.raises(InvalidLockName, match="'nobody'; the arguments are tenant, size"):
+        limit.maker(export)
+    with pytest.raises(InvalidLockName, match="'nobody'; the arguments are tenant"):
+        made(limit, takes_any, tenant="acme")
+    assert made(limit, takes_any, tenant="acme", nobody=1).number == 1
+
+
 def test_nobody_would_await_a_coroutine_function() -> None:
     async def counts() -> int:
         return 2

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
+from django.core.management import call_command
 
 from django_redislock.models import Fence
+from tests import ROOT
 from tests.effects.models import Winner
 from tests.support.others import held_by_other
+from tests.support.processes import python
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import Locks
     from tests.samples.conftest import Paste
 
 pytestmark = pytest.mark.usefixtures("locks")
@@ -36,3 +43,57 @@ def test_the_lottery_is_drawn_once_a_day_under_its_fence(paste: Paste) -> None:
     for _ in range(2):
         tasks.start_lottery.delay().get()
     assert Winner.objects.exclude(day="2026-11-24").count() == 10
+
+
+# What the page leaves to Celery's own, and to the reader.
+OF_THE_READER = {
+    "shop/__init__.py": "from shop.celery import app\n",
+    "shop/celery.py": """
+        from celery import Celery
+
+        app = Celery("shop")
+        app.config_from_object("django.conf:settings", namespace="CELERY")
+        app.autodiscover_tasks()
+    """,
+    "shop/settings.py": """
+        CELERY_TASK_ALWAYS_EAGER = True
+        CELERY_RESULT_BACKEND = "cache+memory://"
+    """,
+    "shop/lottery.py": "def draw(number): return range(number)\n",
+    "shop/models.py": """
+        from django.db import models
+
+        class Winner(models.Model):
+            day = models.CharField(max_length=10)
+            number = models.IntegerField()
+    """,
+    "draw.py": """
+        import django
+        from django.core.management import call_command
+
+        django.setup()
+        call_command("makemigrations", "shop")
+        call_command("migrate")
+        call_command("check", fail_level="WARNING")
+
+        from shop.celery import app
+        from shop.models import Winner
+
+        app.loader.import_default_modules()  # As a worker does.
+        for _ in range(2):
+            app.tasks["shop.tasks.start_lottery"].delay().get()
+        assert Winner.objects.count() == 10
+    """,
+}
+
+
+@pytest.mark.slow
+def test_who_follows_the_page_in_a_new_project_gets_a_draw(
+    paste: Paste, locks: Locks, tmp_path: Path
+) -> None:
+    call_command("startproject", "shop", tmp_path)
+    where = f'"{locks.server.url}", "KEY_PREFIX": "{locks.prefix}"'
+    paste("getting-started.md", OF_THE_READER, {'"redis://127.0.0.1:6379/0"': where})
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = {"DJANGO_SETTINGS_MODULE": "shop.settings", "PYTHONPATH": path}
+    python("draw.py", cwd=tmp_path, env=os.environ | environment)
