@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.pool import TimeoutHandler
 from celery import Celery, signals
-from celery.schedules import schedule
+from celery.schedules import crontab, schedule
 from kombu.serialization import register
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def give_time_to_end() -> None:
 def make_app(conf: dict[str, Any]) -> Celery:
     """Make an application with the tasks of the tests; *conf* says where the broker is."""
     conf = dict(conf)
+    minute = conf.pop("minute", None)
     noon, held_by_parent = conf.pop("noon", None), conf.pop("held_by_parent", None)
     app = Celery("tests", set_as_current=False)
     app.conf.update(
@@ -92,6 +93,8 @@ def make_app(conf: dict[str, Any]) -> Celery:
             "schedule": at,
         }
         app.conf.beat_schedule = {"noon": entry}
+    if minute:
+        app.conf.beat_schedule = {"minute": {"task": "look", "schedule": crontab(minute)}}
     if held_by_parent:
         lock_in_parent(held_by_parent)
     return app
