@@ -26,7 +26,7 @@ from tests.support.waiting import HUNG, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.celery.project.stage import Stage
+    from tests.celery.project.stage import Stage, Worker
     from tests.conftest import MakeProxy
     from tests.support.proxy import Proxy
     from tests.support.servers import Server
@@ -272,3 +272,38 @@ def test_in_an_hour_that_comes_twice_a_crontab_is_sent_once(beats: Beats, tmp_pa
     clock.shift(summer_time_is_over + 3600)
     beats.wait_for_more()
     assert len(beats.sent) == 2
+
+
+# --- the worker's beat ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_worker_does_not_take_the_scheduler_for_the_name_of_a_file(own_stage: Stage) -> None:
+    """What ``-S`` is to ``celery beat`` is ``--scheduler`` to ``celery worker``."""
+    name = "django_redislock.celery.beat:LeaderScheduler"
+    worker = own_stage.start("-B", "-S", name, ready=False)
+    assert worker.wait() == 1
+    assert f"Write --scheduler {name}" in worker.log
+    assert "Traceback" not in worker.log
+
+
+@pytest.mark.slow
+def test_of_two_workers_with_a_beat_one_sends(own_stage: Stage, tmp_path: Path) -> None:
+    for number in range(2):
+        own_stage.start(
+            *("-B", "--scheduler", "django_redislock.celery.beat:LeaderScheduler"),
+            *("--schedule", str(tmp_path / f"schedule-{number}")),
+            beat_schedule={"often": {"task": "no.such.task", "schedule": 1.0}},
+        )
+    first, second = own_stage.workers
+    wait_until(lambda: held.get(LOCK), HUNG, "a beat leads")
+
+    def sends(worker: Worker) -> bool:
+        return "Sending due task often" in worker.log
+
+    wait_until(lambda: any(map(sends, own_stage.workers)), HUNG, "a beat sends")
+    leader, standby = (first, second) if sends(first) else (second, first)
+    wait_until(lambda: "This beat stands by" in standby.log, HUNG, "the other stands by")
+    assert not sends(standby)
+    leader.kill()
+    wait_until(lambda: sends(standby), HUNG, "the other sends")
