@@ -244,8 +244,10 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
             is_sent = True
             return result
         finally:
-            with suppress(LockUnavailable):
-                task_runs.note_end(self._lock_of(entry.name), success=is_sent, using=DEFAULT_ALIAS)
+            if entry.name in self._sent:  # Not so with RedBeat, which decides alone what is due.
+                with suppress(LockUnavailable):
+                    name = self._lock_of(entry.name)
+                    task_runs.note_end(name, success=is_sent, using=DEFAULT_ALIAS)
 
     def _write_down(self, entry: ScheduleEntry) -> bool:
         """Write down on the server that *entry* is sent now, so that no other beat sends it too.
