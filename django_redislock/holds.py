@@ -342,7 +342,7 @@ class Holds:
         markers = NO_MARKERS
         if run is not None:
             markers = DoneMarkers(options.once > 0, run.id, hold.backend.retention)
-        elif options.once:
+        elif options.once and not options.renews_once:
             markers = DoneMarkers(once=True)
         # A name that might be a template was not checked for its length before.
         name = check_name(self.name) if "{" in self.name else self.name

@@ -290,7 +290,8 @@ def calls(names: Sequence[str], *, task_id: str = "", using: str = DEFAULT_ALIAS
     backend = backends[using]
     args = task_id.encode(errors="replace"), MOST_DEFERRED_NAMED
     steps = [Call(scripts.CALLS, name, args, backend.within) for name in names]
-    answers = backend.results_of(steps) if steps else ()
+    parts = (steps[start : start + ASKED_AT_ONCE] for start in range(0, len(steps), ASKED_AT_ONCE))
+    answers = (answer for part in parts for answer in backend.results_of(part))
     return [_read_calls(CallsReply(*answer), task_id) for answer in answers]
 
 
@@ -454,19 +455,6 @@ def _read_run(note: bytes, now: float) -> Run | None:
 # What follows is for the package's own integrations.
 
 
-def last_successes(names: Sequence[str], *, using: str) -> dict[str, Run]:
-    """The last successful run under each of these locks, where it is known.
-
-    Raises:
-        LockUnavailable: The server did not or could not answer.
-    """
-    found: dict[str, Run | None] = {}
-    for start in range(0, len(names), ASKED_AT_ONCE):
-        noted = _noted(backends[using], [*names[start : start + ASKED_AT_ONCE]])
-        found |= {name: record.last_success for name, (record, _) in noted.items()}
-    return {name: run for name, run in found.items() if run is not None}
-
-
 def note_skip(name: str, why: str, by: str = "", *, using: str) -> None:
     """Note that the run of this thread was skipped because of the lock *name*.
 
@@ -502,6 +490,16 @@ def note_abandoned(name: str, starts: int, *, using: str) -> None:
     """
     why = f"started {starts} times and never ended"
     _call(scripts.SKIP, name, "abandoned", why, current_owner().packed, notes=True, using=using)
+
+
+def note_end(name: str, *, success: bool, using: str) -> None:
+    """Note that a run without a lease, under the lock *name*, has ended in this thread.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    what, owner = "success" if success else "failure", current_owner().packed
+    _call(scripts.SKIP, name, what, "", owner, notes=True, using=using)
 
 
 def count_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: str) -> int:

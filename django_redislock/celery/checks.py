@@ -29,7 +29,7 @@ from django_redislock.rules.names import signature_of
 from django_redislock.rules.options import terms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from celery import Celery
     from django.db.models import Model
@@ -77,6 +77,29 @@ def _tasks(app: Celery) -> list[SingleInstanceTask]:
 
 checks.register(check_tasks, "django_redislock")
 checks.register(check_tables, "django_redislock", deploy=True)
+
+
+# --- the worker -----------------------------------------------------------------------------------
+
+SCHEDULER = "django_redislock.celery.beat:LeaderScheduler"
+
+
+def refuse_scheduler_as_file(options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    """End a worker whose beat would send beside all others.
+
+    Raises:
+        SystemExit: What ``-S`` is to beat is ``--scheduler`` to a worker, and its ``-S`` names a
+            file. Celery logs any other exception and goes on.
+    """
+    file = (options or {}).get("statedb") or ""
+    if str(file).replace(":", ".").endswith(SCHEDULER.replace(":", ".")):
+        raise SystemExit(
+            f"-S (--statedb) of a worker names the file of its state, which is {file!r}. Write"
+            f" --scheduler {SCHEDULER}: without it, the beat of each worker with -B sends."
+        )
+
+
+signals.celeryd_init.connect(refuse_scheduler_as_file)
 
 
 # --- the application ------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ def _of_calls(name: str, calls: task_runs.Calls, task_id: str) -> Iterator[Fact]
         yield Fact(run.since, name, says, Owner(task_id=run.task_id))
     if calls.done_at is not None and calls.done_until is not None:
         says = (
-            f"{_who(calls.done_by)} succeeded, and `once` makes later runs be skipped as done until"
+            f"{_who(calls.done_by)} succeeded, and runs with `once` will be skipped as done until"
             f" {_time(calls.done_until)}."
         )
         yield Fact(calls.done_at, name, says, calls.done_by)

@@ -36,6 +36,7 @@ class Options(NamedTuple):
     reentrant: bool = False
     using: str = DEFAULT_ALIAS
     once: float = 0.0
+    renews_once: bool = False  # Whether one that is done begins anew, and keeps nobody out.
     atomic: str | None = None  # The database of the transaction around the block.
     release_on_commit: bool = False
     limit: int | None = None  # How many permits there are; None is not the same as one.

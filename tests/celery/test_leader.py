@@ -9,6 +9,7 @@ import random
 import signal
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from django_redislock import held
 from django_redislock.rules import scripts
+from tests.support.clocks import WallClock
 from tests.support.faults import takes
 from tests.support.nursery import environment_for, start_python
 from tests.support.others import waiters
@@ -24,7 +26,7 @@ from tests.support.waiting import HUNG, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.celery.project.stage import Stage
+    from tests.celery.project.stage import Stage, Worker
     from tests.conftest import MakeProxy
     from tests.support.proxy import Proxy
     from tests.support.servers import Server
@@ -34,21 +36,22 @@ pytest_plugins = ["tests.celery.project.stage"]
 LOCK = "celery-beat:tests"
 EVERY = 0.2  # Seconds between two slots.
 TTL = 1.0
+SLOTS = {
+    "noon": {"key": "", "every": EVERY, "late": 0.0},
+    "beat_leader_scheduler": "tests.celery.project.ledger:Ledger",
+}
 TAKEOVERS = int(os.environ.get("TAKEOVERS", "50"))
 
 
 class Beat:
     """A ``celery beat`` process, which reaches the locks by a network of its own."""
 
-    def __init__(self, stage: Stage, proxy: Proxy, ttl: float, every: float) -> None:
+    def __init__(
+        self, stage: Stage, proxy: Proxy, ttl: float, clock: WallClock | None, **conf: Any
+    ) -> None:
         self.proxy = proxy
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self._directory = tempfile.TemporaryDirectory()
-        conf = {
-            "noon": {"key": "", "every": every, "late": 0.0},
-            "beat_leader_scheduler": "tests.celery.project.ledger:Ledger",
-            "beat_leader_ttl": ttl,
-        }
         location = proxy.url.rpartition("/")[0] + "/" + stage.url.rpartition("/")[2]
         redislock = {"default": {"LOCATION": location, "OPTIONS": {"socket_timeout": 2.0}}}
         command = ["-A", "tests.celery.project.app", "beat", "--loglevel", "INFO"]
@@ -61,10 +64,11 @@ class Beat:
                 files=(nothing.fileno(), self._log.fileno(), self._log.fileno()),
                 environment=environment_for()
                 | {
-                    "TESTS_CELERY": json.dumps({**stage.conf, **conf}),
+                    "TESTS_CELERY": json.dumps({**stage.conf, "beat_leader_ttl": ttl, **conf}),
                     "TESTS_REDISLOCK": json.dumps(redislock),
                     "TESTS_JOURNAL": stage.url,
-                },
+                }
+                | (clock.environment if clock else {}),
             )
 
     @property
@@ -94,8 +98,8 @@ class Beats:
         self._new_proxy = new_proxy
         self.all: list[Beat] = []
 
-    def start(self, *, ttl: float = TTL, every: float = EVERY) -> Beat:
-        beat = Beat(self._stage, self._new_proxy(), ttl, every)
+    def start(self, *, ttl: float = TTL, clock: WallClock | None = None, **conf: Any) -> Beat:
+        beat = Beat(self._stage, self._new_proxy(), ttl, clock, **(conf or SLOTS))
         self.all.append(beat)
         return beat
 
@@ -129,6 +133,12 @@ class Beats:
     def last_sender(self) -> int | None:
         newest = self._stage.redis.lindex("celery", 0)
         return read(newest)["pid"] if newest else None
+
+    def wait_for_more(self, times: int = 1) -> None:
+        """Return once a beat has sent something, so many times."""
+        least = len(self.sent) + times
+        # One with a clock of its own is no fork, and takes long to begin on a busy machine.
+        wait_until(lambda: len(self.sent) >= least, 2 * HUNG, "a beat sends", every=0.01)
 
     @property
     def sent(self) -> list[dict[str, Any]]:
@@ -230,3 +240,71 @@ def test_a_beat_that_is_told_to_end_lets_another_lead_at_once(beats: Beats) -> N
     assert standby.process.wait() == 0
     gaps = [after["at"] - before["at"] for before, after in itertools.pairwise(beats.sent)]
     assert max(gaps) < HUNG / 2
+
+
+# --- clocks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_an_hour_ahead_silences_nobody_when_it_is_set_back_nor_after_a_takeover(
+    beats: Beats, tmp_path: Path
+) -> None:
+    clock = WallClock(tmp_path)
+    clock.shift(3600)
+    second = {"beat_schedule": {"often": {"task": "look", "schedule": 1.0}}}
+    first = beats.start(clock=clock, **second)
+    beats.wait_for_more(2)
+    clock.shift(-3600)
+    beats.wait_for_more(2)
+    clock.shift(3600)
+    beats.wait_for_more(2)
+    beats.end(first)
+    beats.start(**second)
+    beats.wait_for_more(2)
+
+
+@pytest.mark.slow
+def test_in_an_hour_that_comes_twice_a_crontab_is_sent_once(beats: Beats, tmp_path: Path) -> None:
+    clock = WallClock(tmp_path)
+    summer_time_is_over = datetime(2026, 10, 25, 1, tzinfo=UTC).timestamp() - time.time()
+    clock.shift(summer_time_is_over + 300)
+    beats.start(clock=clock, minute="*", timezone="Europe/London")
+    beats.wait_for_more()  # For 01:06, which was an hour ago; and not for those up to 01:59.
+    clock.shift(summer_time_is_over + 3600)
+    beats.wait_for_more()
+    assert len(beats.sent) == 2
+
+
+# --- the worker's beat ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_worker_does_not_take_the_scheduler_for_the_name_of_a_file(own_stage: Stage) -> None:
+    """What ``-S`` is to ``celery beat`` is ``--scheduler`` to ``celery worker``."""
+    name = "django_redislock.celery.beat:LeaderScheduler"
+    worker = own_stage.start("-B", "-S", name, ready=False)
+    assert worker.wait() == 1
+    assert f"Write --scheduler {name}" in worker.log
+    assert "Traceback" not in worker.log
+
+
+@pytest.mark.slow
+def test_of_two_workers_with_a_beat_one_sends(own_stage: Stage, tmp_path: Path) -> None:
+    for number in range(2):
+        own_stage.start(
+            *("-B", "--scheduler", "django_redislock.celery.beat:LeaderScheduler"),
+            *("--schedule", str(tmp_path / f"schedule-{number}")),
+            beat_schedule={"often": {"task": "no.such.task", "schedule": 1.0}},
+        )
+    first, second = own_stage.workers
+    wait_until(lambda: held.get(LOCK), HUNG, "a beat leads")
+
+    def sends(worker: Worker) -> bool:
+        return "Sending due task often" in worker.log
+
+    wait_until(lambda: any(map(sends, own_stage.workers)), HUNG, "a beat sends")
+    leader, standby = (first, second) if sends(first) else (second, first)
+    wait_until(lambda: "This beat stands by" in standby.log, HUNG, "the other stands by")
+    assert not sends(standby)
+    leader.kill()
+    wait_until(lambda: sends(standby), HUNG, "the other sends")

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import Counter
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
+from zoneinfo import ZoneInfo
 
 import pytest
-from celery.beat import PersistentScheduler, Scheduler
+from celery.beat import PersistentScheduler, Scheduler, SchedulingError
 from celery.schedules import crontab, schedule
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import held, task_runs
 from django_redislock.celery.beat import LeaderScheduler
+from django_redislock.jobs.run import run_job
 from django_redislock.rules import scripts
 from tests.support.celery_app import celery_app
 from tests.support.nursery import environment_for
+from tests.support.others import held_by_other
 from tests.support.processes import python
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
@@ -31,18 +39,28 @@ if TYPE_CHECKING:
     from tests.support.proxy import Proxy
 
 LOCK = "celery-beat:tests"
+LONDON = ZoneInfo("Europe/London")
 
 
 class Clock:
-    """What the schedules go by."""
+    """What the schedules go by, and a beat."""
 
     def __init__(self) -> None:
         self.time = datetime(2026, 11, 23, 12, tzinfo=UTC)
+        self.passed = 0.0
+
+    def __reduce__(self) -> str:
+        return "clock"  # PersistentScheduler pickles schedules, and with them their clock.
 
     def now(self) -> datetime:
         return self.time
 
     def advance(self, **by: float) -> None:
+        self.set(**by)
+        self.passed += timedelta(**by).total_seconds()
+
+    def set(self, **by: float) -> None:
+        """Set it, or look at that of another machine: no time passes."""
         self.time += timedelta(**by)
 
 
@@ -53,14 +71,23 @@ class Sender(Scheduler):  # type: ignore[misc] # Celery has no types
     """The wrapped scheduler: it notes what it sends."""
 
     sent: list[str]
+    refuses = False
 
     def apply_async(self, entry: Any, **kwargs: Any) -> None:
+        if self.refuses:
+            raise SchedulingError("the broker refuses")
         self.sent.append(entry.name)
 
 
+class Keeper(Sender, PersistentScheduler):  # type: ignore[misc] # Celery has no types
+    """The same, with a file."""
+
+
 @pytest.fixture
-def app_anywhere() -> Iterator[Celery]:
+def app_anywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """An application with a schedule; the test says where its locks are."""
+    steady = SimpleNamespace(now=lambda: clock.passed)
+    monkeypatch.setattr("django_redislock.celery.beat.clock", steady)
     with celery_app(
         broker_url="memory://",
         beat_leader_scheduler=f"{__name__}:Sender",
@@ -78,9 +105,9 @@ def app(redislock: LockTestKit, app_anywhere: Celery) -> Celery:
     return app_anywhere
 
 
-def beat(app: Celery) -> Any:
+def beat(app: Celery, **options: Any) -> Any:
     """A beat that begins now; its first tick leads or stands by."""
-    scheduler: Any = LeaderScheduler(app=app)
+    scheduler: Any = LeaderScheduler(app=app, **options)
     scheduler.sent = []
     return scheduler
 
@@ -120,7 +147,7 @@ def test_a_crontab_is_sent_once_although_the_next_leader_has_a_clock_that_is_lat
     clock.advance(seconds=0.6)
     assert "at noon" in tick(first)
     first.close()
-    clock.advance(seconds=-0.3)
+    clock.set(seconds=-0.3)
     assert tick(second) == []
     clock.advance(seconds=0.5)
     assert tick(second) == []
@@ -148,6 +175,203 @@ def test_an_entry_that_is_read_again_with_an_old_time_does_not_hold_up_the_other
     clock.advance(minutes=1)
     assert tick(second) == ["each minute"]
     second.close()
+
+
+def with_entries(app: Celery, **entries: Any) -> None:
+    """Put more of them into the schedule: their schedules, which go by the clock of the tests."""
+    more = {name: {"task": "look", "schedule": when} for name, when in entries.items()}
+    app.conf.beat_schedule = {**app.conf.beat_schedule, **more}
+
+
+def test_entries_that_are_paused_hold_up_no_others(app: Celery) -> None:
+    names = [f"paused {number}" for number in range(9)]
+    hour = schedule(3600, nowfun=clock.now)
+    with_entries(app, **dict.fromkeys([*names, "last"], hour))
+    scheduler = beat(app)
+    tick(scheduler)
+    for name in names:
+        held.hold(f"{LOCK}:{name}", 600, by="ops")
+    clock.advance(hours=1)
+    assert sorted(tick(scheduler)) == ["hourly", "last"]
+    for name in names:
+        held.unhold(f"{LOCK}:{name}")
+    clock.advance(seconds=2)
+    assert sorted(tick(scheduler)) == names
+    scheduler.close()
+
+
+def test_an_entry_that_a_stopped_beat_is_about_to_send_holds_up_no_others(app: Celery) -> None:
+    with_entries(app, minutely=schedule(60, nowfun=clock.now))
+    scheduler = beat(app)
+    tick(scheduler)
+    with held_by_other(f"{LOCK}:hourly"):
+        clock.advance(hours=1)
+        for _ in range(3):
+            assert tick(scheduler) == ["minutely"]
+            clock.advance(minutes=1)
+    assert sorted(tick(scheduler)) == ["hourly", "minutely"]
+    scheduler.close()
+
+
+def test_what_a_plain_beat_has_sent_meanwhile_is_not_sent_again(
+    app: Celery, tmp_path: Path
+) -> None:
+    """Of a roll-back to it and back, with the same file."""
+    app.conf.beat_leader_scheduler = f"{__name__}:Keeper"
+    file = str(tmp_path / "schedule")
+    leader = beat(app, schedule_filename=file)
+    tick(leader)
+    clock.advance(hours=1)
+    assert tick(leader) == ["hourly"]
+    leader.close()
+    plain = Keeper(app=app, schedule_filename=file)
+    plain.sent = []
+    clock.advance(hours=1)
+    while plain.tick() == 0:
+        pass
+    assert plain.sent == ["hourly"]
+    plain.close()
+    clock.advance(seconds=7)
+    again = beat(app, schedule_filename=file)
+    assert tick(again) == []
+    clock.advance(hours=1)
+    assert tick(again) == ["hourly"]
+    again.close()
+
+
+@pytest.mark.parametrize("ahead", [0.3, 3630, 3 * 3630])
+def test_a_leader_whose_clock_was_ahead_silences_no_other_and_its_noon_is_not_sent_again(
+    app: Celery, ahead: float
+) -> None:
+    clock.time = datetime(2026, 11, 23, 11, 59, 59, 900_000, tzinfo=UTC)
+    with_entries(app, minutely=crontab(nowfun=clock.now), often=schedule(10, nowfun=clock.now))
+    first = beat(app)
+    tick(first)
+    clock.advance(seconds=0.2)
+    assert sorted(tick(first)) == ["at noon", "minutely"]
+    first.close()
+    clock.set(seconds=-ahead)
+    second = beat(app)
+    assert tick(second) == []
+    sent: Counter[str] = Counter()
+    for _ in range(int(ahead // 2) + 60):
+        clock.advance(seconds=2)
+        sent.update(tick(second))
+    seconds = ahead + 120
+    assert sent["often"] == pytest.approx(seconds / 10, rel=0.25)
+    assert sent["minutely"] == pytest.approx(seconds / 60, abs=1.1)
+    assert sent["at noon"] == 0
+    clock.advance(days=1)
+    assert "at noon" in tick(second)
+    second.close()
+
+
+def test_after_the_clock_was_set_back_entries_are_sent_again_soon_but_noon_only_once(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = SimpleNamespace(time=lambda: in_london().timestamp())
+    monkeypatch.setattr("django_redislock.celery.beat.time", steady)
+    clock.time = datetime(2026, 11, 23, 11, 59, 59, 900_000, tzinfo=UTC)
+    with_entries(app, minutely=crontab(nowfun=clock.now))
+    scheduler = beat(app)
+    tick(scheduler)
+    clock.advance(seconds=0.2)
+    assert sorted(tick(scheduler)) == ["at noon", "minutely"]
+    clock.set(hours=-1)
+    sent: Counter[str] = Counter()
+    for _ in range(70):
+        clock.advance(minutes=1)
+        sent.update(tick(scheduler))
+    assert sent == {"minutely": 70}  # "hourly" was never sent, and is due at 13:00.
+    scheduler.close()
+
+
+def in_london() -> datetime:
+    return clock.time.astimezone(LONDON)
+
+
+def test_in_a_clock_hour_that_comes_twice_each_due_time_is_sent_once(app: Celery) -> None:
+    app.conf.timezone = "Europe/London"
+    with_entries(
+        app,
+        minutely=crontab(nowfun=in_london),
+        half=crontab("*/30", nowfun=in_london),
+        nightly=crontab("30", "1", nowfun=in_london),
+        often=schedule(600, nowfun=in_london),
+    )
+    clock.time = datetime(2026, 10, 25, 0, 40, tzinfo=LONDON).astimezone(UTC)
+    first = beat(app)
+    tick(first)
+    clock.advance(minutes=10)
+    assert sorted(tick(first)) == ["minutely", "often"]
+    first.close()
+    clock.advance(minutes=75)
+    assert f"{in_london():%H:%M %Z}" == "01:05 GMT"
+    second = beat(app)
+    sent = Counter(tick(second))
+    assert sent == {"minutely": 1, "half": 1, "nightly": 1, "often": 1}
+    while in_london().hour < 3:
+        clock.advance(seconds=30)
+        sent.update(tick(second))
+    often = sent.pop("often")  # Celery before 5.7 adds to the time on the wall.
+    assert 6 <= often <= 13
+    # At 01:05, each of 02:00 to 02:59, and 03:00.
+    assert sent == {"minutely": 62, "half": 4, "nightly": 1, "hourly": 1}
+    second.close()
+
+
+def test_records_of_other_jobs_drive_out_no_time_of_a_sending(
+    app_anywhere: Celery, locks: Locks
+) -> None:
+    locks.configure(RECORDS=1)
+    first, second = beat(app_anywhere), beat(app_anywhere)
+    tick(first)
+    clock.advance(hours=1)
+    assert tick(first) == ["hourly"]
+    for number in range(3):
+        run_job(f"job {number}", f"lock {number}", lambda: None)
+    assert task_runs.record(f"{LOCK}:hourly") is None
+    first.close()
+    assert tick(second) == []
+    clock.advance(hours=1)
+    assert tick(second) == ["hourly"]
+    second.close()
+
+
+def test_what_the_broker_refuses_is_noted_as_a_failure(app: Celery) -> None:
+    scheduler = beat(app)
+    tick(scheduler)
+    clock.advance(hours=1)
+    scheduler.refuses = True
+    assert tick(scheduler) == []
+    record = task_runs.record(f"{LOCK}:hourly")
+    assert record is not None
+    assert record.last_failure is not None
+    assert record.last_success is None
+    scheduler.refuses = False
+    clock.advance(hours=1)
+    assert tick(scheduler) == ["hourly"]
+    record = task_runs.record(f"{LOCK}:hourly")
+    assert record is not None
+    assert record.last_success is not None
+    scheduler.close()
+
+
+def test_what_cannot_be_noted_is_sent_all_the_same(
+    app: Celery, redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = beat(app)
+    tick(scheduler)
+    clock.advance(hours=1)
+    with ExitStack() as outage:
+
+        def send_in_an_outage(entry: Any, **kwargs: Any) -> None:
+            outage.enter_context(redislock.simulate_unavailable())
+            scheduler.sent.append(entry.name)
+
+        monkeypatch.setattr(Sender, "apply_async", lambda _, *a, **k: send_in_an_outage(*a, **k))
+        assert tick(scheduler) == ["hourly"]
+    scheduler.close()
 
 
 def test_a_beat_that_does_not_know_yet_that_another_leads_sends_nothing_twice(
@@ -264,7 +488,7 @@ def test_the_record_of_an_entry_says_which_beat_has_sent_it_when(app: Celery) ->
     record = task_runs.record(f"{LOCK}:hourly")
     assert record is not None
     assert record.last_success is not None
-    assert record.last_success.owner.task_id == clock.time.isoformat()
+    assert record.last_success.owner.pid == os.getpid()
     assert not record.under_way
     scheduler.close()
 
@@ -316,7 +540,7 @@ def test_a_wrong_setting_is_named(app: Celery, conf: dict[str, Any], says: str) 
 # --- django-celery-beat ---------------------------------------------------------------------------
 
 
-def two_beats_on_a_database() -> None:
+def beats_on_a_database() -> None:
     """In a child: of a schedule in the database, each slot is sent once, and one-offs are too."""
     from django.conf import settings
     from django.core.management import call_command
@@ -352,11 +576,34 @@ def two_beats_on_a_database() -> None:
         PeriodicTask.objects.filter(name="hourly").update(last_run_at=ago)  # It was not synced.
         first._term.__exit__(None, None, None)  # Nor closed: as if it was killed.
         print(sorted(tick(second)))
+        second.close()
+
+        # A week ago, a leader sends two more.
+        for name in ("disabled", "made anew"):
+            row = PeriodicTask.objects.create(name=name, task="tidy", interval=hour)
+            PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=ago - timedelta(days=7))
+        week_ago = timezone.now() - timedelta(days=7)
+        with mock.patch("django_celery_beat.models.now", return_value=week_ago):
+            third = beat(app)
+            print(sorted(tick(third)))
+            third.close()
+        for change in ({"enabled": False}, {"enabled": True}):
+            row = PeriodicTask.objects.get(name="disabled")
+            vars(row).update(change)
+            row.save()
+        PeriodicTask.objects.get(name="made anew").delete()
+        PeriodicTask.objects.create(name="made anew", task="tidy", interval=hour)
+        print(sorted(tick(beat(app))))
 
 
 @pytest.mark.slow
 def test_a_schedule_in_the_database_is_sent_by_one_beat() -> None:
     redislock = '{"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}}'
-    code = f"from {__name__} import two_beats_on_a_database as run; run()"
+    code = f"from {__name__} import beats_on_a_database as run; run()"
     ran = python("-c", code, env=environment_for() | {"TESTS_REDISLOCK": redislock})
-    assert ran.stdout.splitlines() == ["['clocked', 'hourly', 'once']", "[]"]
+    assert ran.stdout.splitlines() == [
+        "['clocked', 'hourly', 'once']",
+        "[]",
+        "['disabled', 'made anew']",
+        "[]",
+    ]

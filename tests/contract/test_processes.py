@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -17,8 +15,8 @@ from weakref import ReferenceType, ref
 import pytest
 
 from django_redislock import LockMisuse, distributed_lock, held
-from tests import ROOT
 from tests.support.backends import PATIENT
+from tests.support.clocks import WallClock
 from tests.support.faults import in_fork, takes
 from tests.support.matrix import CLUSTER, QUORUM, places
 from tests.support.processes import hear, say
@@ -137,19 +135,10 @@ def shift_clock(
     locks: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[float], None]:
     """Let the wall clock of children be so many seconds ahead of ours; see clock_shim.c."""
-    library, clock = tmp_path / "clock.so", tmp_path / "clock"
-    clock.write_bytes(bytes(8))
-    source = ROOT / "tests" / "support" / "clock_shim.c"
-    command = ["cc", "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True, capture_output=True)
-    monkeypatch.setenv("LD_PRELOAD", str(library))
-    monkeypatch.setenv("CLOCK_SHIM", str(clock))
-
-    def shift(seconds: float) -> None:
-        with clock.open("r+b") as file:  # In place: the children have it mapped.
-            file.write(int(seconds * 1_000_000).to_bytes(8, sys.byteorder, signed=True))
-
-    return shift
+    clock = WallClock(tmp_path)
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    return clock.shift
 
 
 def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:

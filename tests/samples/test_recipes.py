@@ -279,7 +279,7 @@ def test_a_beat_with_a_standby(paste: Paste, settings: Settings) -> None:
         setattr(settings, name, value)
     command, ask = page.blocks()
     name = f"{LeaderScheduler.__module__}:{LeaderScheduler.__name__}"
-    assert command.split() == ["celery", "-A", "shop", "beat", "-S", name]
+    assert command.split() == ["celery", "-A", "shop", "beat", "--scheduler", name]
     app = page.module("shop.celery").app
     assert "django_celery_beat" in app.conf.beat_leader_scheduler
     app.conf.update(beat_leader_scheduler="celery.beat:Scheduler", broker_url="memory://")

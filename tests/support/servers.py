@@ -20,7 +20,6 @@ import secrets
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.clocks import WallClock
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -206,7 +206,8 @@ class Server(Endpoint):
         }
         self._environment = dict(os.environ)
         if movable_clock:
-            self._environment |= self._make_clock()
+            self._clock = WallClock(self._folder)
+            self._environment |= self._clock.environment
         if unix:
             self._config["unixsocket"] = str(self._folder / "socket")
         if tls:
@@ -335,9 +336,7 @@ class Server(Endpoint):
 
     def shift_clock(self, seconds: float) -> None:
         """Let the wall clock of the server be *seconds* ahead of ours, or behind if negative."""
-        clock = Path(self._environment["CLOCK_SHIM"])
-        with clock.open("r+b") as file:  # In place: the server has it mapped.
-            file.write(struct.pack("=q", round(seconds * 1_000_000)))
+        self._clock.shift(seconds)
         client = self.client()
 
         def shifted() -> bool:  # Valkey looks at the clock only every few milliseconds.
@@ -393,15 +392,6 @@ class Server(Endpoint):
         assert self.process is not None
         self.process.wait(HUNG)
         self.process = None
-
-    def _make_clock(self) -> dict[str, str]:
-        """Compile the shim that shifts the clock, and return the environment that loads it."""
-        library, clock = self._folder / "clock.so", self._folder / "clock"
-        clock.write_bytes(bytes(8))
-        source = Path(__file__).with_name("clock_shim.c")
-        command = ["cc", "-shared", "-fPIC", "-Wall", "-o", str(library), str(source)]
-        subprocess.run(command, check=True, capture_output=True)
-        return {"LD_PRELOAD": str(library), "CLOCK_SHIM": str(clock)}
 
     def _make_certificate(self) -> dict[str, str | int]:
         """Make a certificate that signs itself, and return the directives that use it."""

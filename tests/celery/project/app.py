@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.pool import TimeoutHandler
 from celery import Celery, signals
-from celery.schedules import schedule
+from celery.schedules import crontab, schedule
 from kombu.serialization import register
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def give_time_to_end() -> None:
 def make_app(conf: dict[str, Any]) -> Celery:
     """Make an application with the tasks of the tests; *conf* says where the broker is."""
     conf = dict(conf)
+    minute = conf.pop("minute", None)
     noon, held_by_parent = conf.pop("noon", None), conf.pop("held_by_parent", None)
     kind = OfTenants if conf.pop("of_tenants", False) else Celery
     app = kind("tests", set_as_current=False)
@@ -110,6 +111,8 @@ def make_app(conf: dict[str, Any]) -> Celery:
             "schedule": at,
         }
         app.conf.beat_schedule = {"noon": entry}
+    if minute:
+        app.conf.beat_schedule = {"minute": {"task": "look", "schedule": crontab(minute)}}
     if held_by_parent:
         lock_in_parent(held_by_parent)
     return app
