@@ -28,6 +28,6 @@ class RunAbandoned(Exception):
     def __str__(self) -> str:
         return (
             f"{self.task}[{self.task_id}] was abandoned: it was started"
-            f" {counted(self.starts, 'time')} under lock {self.lock!r} and never ended. Most likely it kills its worker; check the"
-            " memory of the worker."
+            f" {counted(self.starts, 'time')} under lock {self.lock!r} and never ended. Most"
+            " likely it kills its worker; check the memory of the worker."
         )
