@@ -14,7 +14,14 @@ from celery import Task, current_task, group, shared_task
 from celery.exceptions import Ignore, Reject
 from django.db import transaction
 
-from django_redislock import Limit, LockTimeout, LockUnavailable, held, signals
+from django_redislock import (
+    Limit,
+    LockTimeout,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    signals,
+)
 from django_redislock import single_instance_task as the_real_one
 from django_redislock.celery import Conflict, current_lease
 from tests.celery.project.journal import PATIENCE, note, server, wait_at_gate
@@ -39,6 +46,15 @@ def work(key: str, *, hold: bool = False, seconds: float = 0.0, fail: bool = Fal
         raise ValueError("as asked")
     note(key, "end")
     return f"did {key}"
+
+
+@shared_task
+def plain(key: str, *, hold: bool = False) -> None:
+    """Take a lock by itself."""
+    with distributed_lock(key):
+        note(key, "start")
+        if hold:
+            wait_at_gate(key)
 
 
 @single_instance_task(key="{key}")
