@@ -298,6 +298,7 @@ class _Telling:
     Attributes:
         done: Done when all is told.
         has_begun: Whether telling it of the start is over, well or not.
+        thread: It tells.
     """
 
     has_begun = False
@@ -310,13 +311,13 @@ class _Telling:
         self._news: SimpleQueue[Callable[[Monitor], None] | None] = SimpleQueue()
         self._news.put(lambda monitor: monitor.started(run))
         name = "redislock-monitor"
-        self._thread = threading.Thread(target=self._tell_all, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._tell_all, name=name, daemon=True)
         try:
             # A child that was forked has none of its parent's threads.
-            late = sum(one.monitor is monitor and one._thread.is_alive() for one in [*_late])
+            late = sum(one.monitor is monitor and one.thread.is_alive() for one in [*_late])
             if late >= MOST_LATE:
                 raise RuntimeError(f"it has not answered {late} earlier runs yet")
-            self._thread.start()
+            self.thread.start()
         except RuntimeError as error:  # Or no more threads, or the interpreter is shutting down.
             self.complain(error)
             self.done.set_result(None)
