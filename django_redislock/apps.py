@@ -1,16 +1,20 @@
-"""The Django app: settings checks, admin, and the request path in a lock's owner."""
+"""The Django app: settings checks, admin, and what a lock's owner works on."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.signals import request_finished, request_started
 
 from django_redislock import checks
-from django_redislock.activity import Activity, current_activity
+from django_redislock.activity import Activity, begin, current_activity, end
 from django_redislock.transactions import watch_connections
+
+_UID = "django_redislock.activity"
 
 
 class RedislockConfig(AppConfig):
@@ -22,11 +26,17 @@ class RedislockConfig(AppConfig):
 
     def ready(self) -> None:
         checks.register_checks()
-        request_started.connect(_note_request, dispatch_uid="django_redislock.note_request")
-        request_finished.connect(_forget_request, dispatch_uid="django_redislock.forget_request")
+        request_started.connect(_note_request, dispatch_uid=_UID)
+        request_finished.connect(_forget_request, dispatch_uid=_UID)
         watch_connections()  # An app before this one may have opened some.
         if "celery" in sys.modules:  # The project uses it; its tasks may not be imported yet.
-            from django_redislock.celery import checks as task_checks  # noqa: F401 - registers them
+            from django_redislock import celery  # noqa: F401 - registers checks, names owners
+        for tasks in ("django.tasks", "django_tasks"):  # Of Django 6, and the app for older ones.
+            if tasks == "django.tasks" or apps.is_installed(tasks):
+                with suppress(ModuleNotFoundError):
+                    of_tasks = import_module(f"{tasks}.signals")
+                    of_tasks.task_started.connect(_begin_django_task, dispatch_uid=_UID)
+                    of_tasks.task_finished.connect(_end_django_task, dispatch_uid=_UID)
 
 
 def _note_request(
@@ -42,3 +52,11 @@ def _note_request(
 
 def _forget_request(**kwargs: object) -> None:
     current_activity.set(Activity())
+
+
+def _begin_django_task(task_result: Any, **kwargs: object) -> None:
+    begin(Activity(task=task_result.task.module_path, task_id=task_result.id))
+
+
+def _end_django_task(task_result: Any, **kwargs: object) -> None:
+    end(task_result.id)

@@ -570,7 +570,7 @@ class Holds:
                     break
         backend.leases.discard(lease)
         # A renewed lease has a beginning in the timeline, so it must have an end.
-        noted = state.renewals or now - state.granted_at >= NOTED_FROM or lease.owner.task
+        noted = state.renewals or now - state.granted_at >= NOTED_FROM
         ended = ("done" if success else "failed") if noted or self._run else ""
         once = options.once if success else 0.0
         return Release(

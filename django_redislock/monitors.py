@@ -32,6 +32,8 @@ logger = logs.logger("django_redislock.monitors")
 
 _FAILURES = ("failure", "lost", "interrupted")
 
+MOST_LATE = 20  # Threads that still tell one monitor of runs that are over, as if it hangs.
+
 LONGEST_BODY = 10_000  # Bytes of a Ping's text about a failure; healthchecks.io keeps that many.
 
 
@@ -287,12 +289,16 @@ class CheckIns:
                 one.complain("it has not answered yet")
 
 
+_late: set[_Telling] = set()  # Of runs that are over, until all is told.
+
+
 class _Telling:
     """Tells one monitor of one run.
 
     Attributes:
         done: Done when all is told.
         has_begun: Whether telling it of the start is over, well or not.
+        thread: It tells.
     """
 
     has_begun = False
@@ -304,15 +310,22 @@ class _Telling:
         self._run = run
         self._news: SimpleQueue[Callable[[Monitor], None] | None] = SimpleQueue()
         self._news.put(lambda monitor: monitor.started(run))
-        thread = threading.Thread(target=self._tell_all, name="redislock-monitor", daemon=True)
+        name = "redislock-monitor"
+        self.thread = threading.Thread(target=self._tell_all, name=name, daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:  # No more threads, or the interpreter is shutting down.
+            # A child that was forked has none of its parent's threads.
+            late = sum(one.monitor is monitor and one.thread.is_alive() for one in [*_late])
+            if late >= MOST_LATE:
+                raise RuntimeError(f"it has not answered {late} earlier runs yet")
+            self.thread.start()
+        except RuntimeError as error:  # Or no more threads, or the interpreter is shutting down.
             self.complain(error)
             self.done.set_result(None)
 
     def tell(self, news: Callable[[Monitor], None] | None) -> None:
         """Add to what it is told; None ends it."""
+        if news is None and not self.done.done():
+            _late.add(self)
         self._news.put(news)
 
     def complain(self, why: object) -> None:
@@ -332,3 +345,4 @@ class _Telling:
                 self.has_begun = True
         finally:
             self.done.set_result(None)
+            _late.discard(self)

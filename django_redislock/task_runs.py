@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_redislock.backends.registry import backends
 from django_redislock.held_lock import limit_of
 from django_redislock.holder import current_owner
-from django_redislock.humanize import duration, visible
+from django_redislock.humanize import counted, duration, visible
 from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
@@ -488,7 +488,7 @@ def note_abandoned(name: str, starts: int, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    why = f"started {starts} times and never ended"
+    why = f"started {counted(starts, 'time')} and never ended"
     _call(scripts.SKIP, name, "abandoned", why, current_owner().packed, notes=True, using=using)
 
 

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 
 from contextlib import suppress
 
+from django_redislock.celery import activity as _activity  # noqa: F401 - names owners
 from django_redislock.celery import checks as _checks  # noqa: F401 - registers them
 from django_redislock.celery.abandoned import RunAbandoned
 from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django_redislock.humanize import counted
+
 
 class RunAbandoned(Exception):
     """A call is not started again: its earlier starts have not ended, so it kills its workers.
@@ -25,7 +27,7 @@ class RunAbandoned(Exception):
 
     def __str__(self) -> str:
         return (
-            f"{self.task}[{self.task_id}] was abandoned: it was started {self.starts} times under"
-            f" lock {self.lock!r} and never ended. Most likely it kills its worker; check the"
-            " memory of the worker."
+            f"{self.task}[{self.task_id}] was abandoned: it was started"
+            f" {counted(self.starts, 'time')} under lock {self.lock!r} and never ended. Most"
+            " likely it kills its worker; check the memory of the worker."
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery._state import get_current_worker_task  # As Celery.current_worker_task, for any app.
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
+from celery.signals import worker_init
 from celery.utils import uuid
 from celery.utils.quorum_queues import detect_quorum_queues
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -115,6 +116,23 @@ def ignores_result(task: Task) -> bool:
 def acks_late(task: Task) -> bool:
     """Whether the message of a run is acknowledged only after it."""
     return bool(task.app.conf.task_acks_late if task.acks_late is None else task.acks_late)
+
+
+def time_limits(task: Task) -> tuple[float, float]:
+    """The hard and the soft time limit of this run, in seconds; math.inf for none."""
+    of_message = task.request.timelimit or (None, None)
+    of_task = task.time_limit, task.soft_time_limit  # Else the settings'.
+    hard, soft = zip(of_message, of_task, _limits_of_worker, strict=True)
+    return next(filter(None, hard), math.inf), next(filter(None, soft), math.inf)
+
+
+def _keep_time_limits(sender: Any, **kwargs: Any) -> None:
+    """In a worker that starts, also for its children: keep what its command line says."""
+    _limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
+
+
+_limits_of_worker: list[float | None] = [None, None]
+worker_init.connect(_keep_time_limits, dispatch_uid="django_redislock.message")
 
 
 def seconds_left(expires: Any) -> float:

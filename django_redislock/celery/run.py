@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
+import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -33,12 +34,13 @@ from django_redislock.celery.message import (
     is_delivered,
     shows_results,
     stores_result,
+    time_limits,
 )
 from django_redislock.celery.options import NEWEST, Conflict
-from django_redislock.exceptions import LockLost, LockMisuse
+from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
 from django_redislock.jobs.run import JobRun, Named, RunOutcome, running
 from django_redislock.lease import Lease
-from django_redislock.process import cached_property
+from django_redislock.process import cached_property, chain_of
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
 from django_redislock.taking_up import TakingUp
@@ -50,13 +52,14 @@ if TYPE_CHECKING:
 
     from django_redislock.celery.line import Turn
     from django_redislock.celery.options import SingleInstance
-    from django_redislock.exceptions import LockUnavailable
 
 # Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
 
 # A run is over at least so many seconds before a time limit, also if a monitor was not told yet.
 TIME_TO_REPORT = 1.0
+
+UNCOUNTED_AGAIN_AFTER = 1.0  # Seconds, see TaskRun._uncount_start().
 
 # Celery's own tasks that call another one for each item of their message.
 _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
@@ -313,7 +316,7 @@ class TaskRun(JobRun):
 
     def _count_start(self, body: Callable[..., Any], lease: Lease, most: int) -> Any:
         """Execute the body, and count it as a start until it ends; abandon one start too many."""
-        unended = 0
+        unended, survives = 0, True
         try:
             with self._noting("start"):
                 unended = task_runs.count_start(
@@ -322,11 +325,40 @@ class TaskRun(JobRun):
             if unended < most:
                 self._most_starts = None  # It is counted.
                 return self._run_body(body, lease)
-        finally:  # Whatever is raised, the worker lives. An abandoned run stays counted.
-            if unended < most:
-                with self._noting("end"):
-                    task_runs.uncount_start(self.name, self.marker, lease, using=self.options.using)
+        except BaseException as error:
+            # At the hard time limit Celery ends the process, by a SystemExit if that suffices.
+            hard, _ = time_limits(self.task)
+            fails = all(isinstance(one, Exception) for one in chain_of(error))
+            survives = fails or self._left_of(hard) > TIME_TO_REPORT
+            raise
+        finally:  # An abandoned run stays counted.
+            if unended < most and survives:
+                self._uncount_start(lease)
         raise self._abandon(lease, unended, most)
+
+    def _uncount_start(self, lease: Lease) -> None:
+        """Count the start no more: now, or once the server answers, if the process lives."""
+        using = self.options.using
+        uncount = partial(task_runs.uncount_start, self.name, self.marker, lease, using=using)
+        is_done = False
+        with self._noting("end"):
+            uncount()
+            is_done = True
+        if is_done:
+            return
+        until = clock.now() + self.marker.recognised_for
+
+        def uncount_later() -> None:
+            while clock.now() < until:
+                time.sleep(UNCOUNTED_AGAIN_AFTER)
+                with suppress(LockUnavailable):
+                    uncount()
+                    return
+
+        # One for each body under way when the server stopped answering: none starts until it does.
+        thread = threading.Thread(target=uncount_later, name="redislock-uncount", daemon=True)
+        with suppress(RuntimeError):  # No more threads, or the interpreter is shutting down.
+            thread.start()
 
     def _abandon(self, lease: Lease, starts: int, most: int) -> Exception:
         """Give up a call with *starts* unended starts. Returns the exception to raise."""
@@ -401,15 +433,12 @@ class TaskRun(JobRun):
 
     @property
     def _patience(self) -> float:
-        conf = self.task.app.conf
-        limits = [
-            *(self.request.timelimit or ()),
-            *(self.task.time_limit, self.task.soft_time_limit),
-            *(conf.task_time_limit, conf.task_soft_time_limit),
-        ]
-        # They count from about when the run began to ask for its lock.
-        left = min((limit for limit in limits if limit), default=math.inf)
-        return max(0.0, left - (clock.now() - self._asked) - TIME_TO_REPORT)
+        return max(0.0, self._left_of(min(time_limits(self.task))) - TIME_TO_REPORT)
+
+    def _left_of(self, time_limit: float) -> float:
+        """Seconds until Celery's *time_limit*, give or take TIME_TO_REPORT."""
+        # It counts from about when the run began to ask for its lock.
+        return time_limit - (clock.now() - self._asked)
 
     # --- without the lock ---------------------------------------------------------------------
 

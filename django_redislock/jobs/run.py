@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, process, signals, task_runs
-from django_redislock.activity import Activity, current_activity
+from django_redislock.activity import Activity, current_activity, within
 from django_redislock.decorating import UNSTARTED, called, unstarted
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
@@ -179,7 +179,7 @@ class JobRun:
             LockLost: The lease was lost while the body ran, and the body did not raise.
             LockMisuse, StaleFence: See Lock.acquire() and Lease.atomic().
         """
-        was_busy_with = current_activity.set(self.activity)
+        was_busy_with = current_activity.set(within(self.activity))
         try:
             result = self._execute(body)
         except BaseException as error:
@@ -194,7 +194,7 @@ class JobRun:
 
     async def aexecute(self, body: Callable[..., Awaitable[Any]]) -> Any:
         """See execute(); without a transaction, since Django has no asynchronous ones."""
-        was_busy_with = current_activity.set(self.activity)
+        was_busy_with = current_activity.set(within(self.activity))
         try:
             result = await self._aexecute(body)
         except GeneratorExit as error:  # Nothing can be awaited any more.

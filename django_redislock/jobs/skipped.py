@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 from inspect import currentframe
-from typing import Any
+from typing import Any, TypeGuard
+
+_REASONS = ("busy", "held", "cooling", "done", "duplicate")
+_KEYS = {"skipped", "lock", "holder", "by", "ago", "reason"}
 
 _ENCODERS = ("json.encoder", "simplejson.encoder")
 
@@ -38,3 +41,13 @@ class Skipped(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"Skipped({super().__repr__()})"
+
+
+def is_skip(result: object) -> TypeGuard[dict[str, Any]]:
+    """Whether *result*, perhaps after a way through JSON, is that of a skipped run."""
+    return (
+        isinstance(result, dict)
+        and result.keys() <= _KEYS
+        and result.get("skipped") in _REASONS
+        and isinstance(result.get("lock"), str)
+    )

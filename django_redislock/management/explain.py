@@ -15,6 +15,7 @@ from django_redislock.completed_runs import CompletedRun
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import counted, duration, visible
+from django_redislock.jobs.skipped import is_skip
 from django_redislock.management import aliases
 from django_redislock.management.console import FOUND, USAGE, finish
 from django_redislock.management.terminal import local_time, pasteable
@@ -343,7 +344,7 @@ def _add_result(known: Known, task_id: str) -> None:
         known.notes.append("Celery's result backend has nothing of it.")
         return
     says = f"Celery's result backend has the state {state}"
-    if isinstance(result, dict) and "skipped" in result:
+    if is_skip(result):
         details = ", ".join(f"{key}: {value}" for key, value in result.items())
         says = f"{says}, although the run was skipped ({details})"
     elif isinstance(result, Exception):

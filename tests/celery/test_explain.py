@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -122,3 +122,22 @@ def test_a_result_backend_that_is_away_is_told_in_a_line(stage: Stage, worker: W
         story = explained(sent)
     assert "It ended well at" in story
     assert "\nCelery's result backend cannot answer: " in story
+
+
+@pytest.mark.usefixtures("redislock")
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"skipped": 3, "imported": 40, "password": "hunter2"},
+        {"skipped": "busy", "password": "hunter2"},
+        {"skipped": "busy", "lock": "lottery", "password": "hunter2"},
+        {"skipped": ["hunter2"], "lock": "lottery"},
+        {"skipped": "done", "lock": {"password": "hunter2"}},
+    ],
+)
+def test_a_result_of_another_form_is_neither_a_skip_nor_printed(result: dict[str, Any]) -> None:
+    with celery_app(result_backend="cache+memory://") as app:
+        app.backend.store_result("the-id", result, "SUCCESS")
+        story = locks_command("explain", "the-id").out
+    assert "Celery's result backend has the state SUCCESS." in story
+    assert "hunter2" not in story

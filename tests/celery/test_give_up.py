@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chord
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from django.core.management import call_command
 
 from django_redislock import LockUnavailable, distributed_lock, held, signals, task_runs
@@ -16,16 +16,20 @@ from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from tests.celery.project import LOST_SOON, PATIENCE
 from tests.support.celery_app import celery_app
-from tests.support.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery import Celery
+    from pytest_django import Settings
 
     from django_redislock.testing import LockTestKit
     from tests.celery.project.stage import Stage
+    from tests.conftest import MakeServer
     from tests.support.quorums import MakeQuorum
+    from tests.support.servers import Server
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -73,6 +77,34 @@ class TestKilled:
         assert own_stage.result(sent) == f"did {key}"
         assert own_stage.count(key, "start") == 4
 
+    def test_a_retry_that_the_silent_lock_server_does_not_hear_of_is_no_kill(
+        self, own_stage: Stage, celery_server: Server
+    ) -> None:
+        with Proxy(celery_server) as network:
+            own_stage.redislock["default"]["LOCATION"] = own_stage.url.replace(
+                f":{celery_server.port}/", f":{network.port}/"
+            )
+            own_stage.start(pool="prefork")
+            key = own_stage.key()
+            sent = own_stage.task("deadly_once").delay(key, "retry", "end")
+            own_stage.wait_for(key, "start")
+            network.refuse()
+            own_stage.open_gate(key)
+            own_stage.wait_for_log(f"Left the block of lock {key!r}")
+            network.heal()
+            assert own_stage.result(sent) == f"did {key}"
+
+    @pytest.mark.parametrize("limit_of", ["message", "worker"])
+    def test_an_end_by_the_hard_time_limit_is_a_kill(self, own_stage: Stage, limit_of: str) -> None:
+        limit = {"message": "60", "worker": "1"}[limit_of]
+        own_stage.start("--time-limit", limit, pool="prefork", **LOST_SOON)
+        key = own_stage.key()
+        time_limit = {"time_limit": 1} if limit_of == "message" else {}
+        own_stage.task("overrunning").apply_async((key,), **time_limit)
+        assert own_stage.wait_for(key, "abandoned")["starts"] == 2
+        own_stage.wait_until_idle()
+        assert own_stage.count(key, "start") == 2
+
     def test_a_shutdown_that_requeues_the_message_is_no_kill(self, own_stage: Stage) -> None:
         first = own_stage.start(pool="prefork")
         key = own_stage.key()
@@ -103,8 +135,8 @@ class TestCounting:
             def run() -> Any:
                 return body()
 
-            options = {"key": "lottery", "acks_late": True, "give_up_after": 3, **options}
-            return single_instance_task(**options, name="draw")(run)
+            options = {"name": "draw", "key": "lottery", "acks_late": True, **options}
+            return single_instance_task(**{"give_up_after": 3, **options})(run)
 
         return make
 
@@ -172,6 +204,26 @@ class TestCounting:
         for _ in range(3):
             with pytest.raises(end):
                 deliver(task)
+
+    @pytest.mark.parametrize("end", [SystemExit, ValueError])
+    def test_an_end_after_the_hard_time_limit_counts_also_if_the_body_raises_on_its_way_out(
+        self, make: Callable[..., Any], end: type[BaseException]
+    ) -> None:
+        def body() -> None:
+            try:
+                raise SystemExit  # As a worker's child does on SIGTERM.
+            finally:
+                raise end
+
+        task = make(body, give_up_after=1)
+        with pytest.raises(end):
+            deliver(task, timelimit=(0.1, None))
+        with pytest.raises(RunAbandoned):
+            deliver(task)
+
+    def test_a_retry_begins_to_count_anew(self, make: Callable[..., Any]) -> None:
+        kill(3)
+        assert deliver(make(), retries=1) == "done"
 
     @pytest.mark.parametrize(
         "options",
@@ -271,6 +323,27 @@ def test_a_quorum_counts_on_although_a_server_dies_and_comes_back_empty(
     record = held.record("lottery")
     assert record is not None
     assert list(record.last) == ["last success", "abandoned"]
+
+
+@pytest.mark.parametrize("end", [ValueError, Reject])
+def test_an_end_that_the_silent_server_does_not_hear_of_counts_no_more_once_it_answers(
+    make_server: MakeServer, settings: Settings, end: type[Exception]
+) -> None:
+    server = make_server()
+    settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+    with celery_app(result_backend="cache+memory://", broker_url="memory://"):
+
+        @single_instance_task(key="lottery", acks_late=True, give_up_after=1, name="draw", ttl=0.5)
+        def task() -> str:
+            server.pause()
+            raise end
+
+        with pytest.raises(end):
+            deliver(task)
+    server.resume()
+    with server.client() as client:
+        starts = lock_keys("redislock", "lottery").starts
+        wait_until(lambda: not client.exists(starts), HUNG, "it is counted no more")
 
 
 def kill(times: int, task_id: str = "the-id") -> None:

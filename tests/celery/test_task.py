@@ -34,9 +34,10 @@ from django_redislock import (
     distributed_lock,
     held,
     signals,
+    single_instance,
     take_up,
 )
-from django_redislock.activity import current_activity
+from django_redislock.activity import Activity, busy_with, current_activity
 from django_redislock.celery import (
     SingleInstance,
     SingleInstanceTask,
@@ -1340,3 +1341,33 @@ def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog: pytest.LogCaptureFi
         task_prerun.disconnect(refuse)
     assert draws == ["ball 7"]
     assert "Lock 'lottery' is busy" in caplog.text
+
+
+def test_in_a_request_an_eager_task_and_a_job_in_it_keep_the_path_and_their_ids(
+    redislock: LockTestKit,
+) -> None:
+    def owner(name: str) -> tuple[str, str, str]:
+        with distributed_lock(name) as lease:
+            return lease.owner.path, lease.owner.task, lease.owner.task_id
+
+    with celery_app(**EAGER) as app:
+
+        @app.task(name="outer")
+        def outer() -> list[Any]:
+            return [owner("before"), inner.apply(task_id="2").get(), job(), owner("after")]
+
+        @app.task(name="inner")
+        def inner() -> tuple[str, str, str]:
+            return owner("inner")
+
+        @single_instance("job")
+        def job() -> tuple[str, str, str]:
+            return owner("in the job")
+
+        with busy_with(Activity(path="/draw/")):
+            before, of_inner, of_job, after = outer.apply(task_id="1").get()
+            assert owner("request") == ("/draw/", "", "")
+    assert before == after == ("/draw/", "outer", "1")
+    assert of_inner == ("/draw/", "inner", "2")
+    assert of_job[::2] == ("/draw/", "1")
+    assert of_job[1].endswith("job")

@@ -36,6 +36,19 @@ def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock(stage: Stage) -> N
     assert len(stage.events(key, "start")) == 1
 
 
+def test_a_plain_task_owns_the_lock_that_its_body_takes(stage: Stage) -> None:
+    key = stage.key()
+    sent = stage.send("plain", key, hold=True)
+    stage.wait_for(key, "start")
+    lock = held.get(key)
+    assert lock is not None
+    assert lock.owner.task == "tests.celery.project.tasks.plain"
+    with pytest.raises(LockTimeout, match=sent.id):
+        distributed_lock(key, wait=0).__enter__()
+    stage.open_gate(key)
+    stage.result(sent)
+
+
 def test_one_run_after_the_other_both_run(stage: Stage) -> None:
     key = stage.key()
     for _ in range(3):

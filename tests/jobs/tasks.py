@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_redislock import single_instance
+from django_redislock import distributed_lock, single_instance
 from django_redislock.jobs import current_lease
 
 try:
@@ -38,3 +38,17 @@ async def aload(source: str) -> str:
 def load_as(context: Any, source: str) -> list[Any]:
     """One that is told which try it is."""
     return [lock(), context.attempt]
+
+
+@task
+def whose() -> list[str]:
+    """Whose a lock is that a task takes by itself, and that of a job within it."""
+
+    @single_instance("job")
+    def job() -> str:
+        lease = current_lease()
+        assert lease is not None
+        return f"{lease.owner.task.rpartition('.')[2]} {lease.owner.task_id}"
+
+    with distributed_lock("itself") as lease:
+        return [lease.owner.task, lease.owner.task_id, job()]

@@ -13,7 +13,7 @@ import django
 from django.conf import settings
 from django.core.management import call_command
 
-from django_redislock import single_instance
+from django_redislock import distributed_lock, single_instance
 
 OF_DJANGO = find_spec("django.tasks") is not None
 IMMEDIATE = f"{'django.tasks' if OF_DJANGO else 'django_tasks'}.backends.immediate.ImmediateBackend"
@@ -36,9 +36,10 @@ def main(database: str, redislock: str) -> None:
     )
     django.setup()
     call_command("migrate", verbosity=0)
-    from tests.jobs.tasks import aload, load, load_as
+    from tests.jobs.tasks import aload, load, load_as, whose
 
     queued = [one.enqueue(source) for one in (load, aload, load_as) for source in ("eu", "us")]
+    owned = whose.enqueue()
     call_command("db_worker", batch=True, interval=0, verbosity=0)
     for one in queued:
         one.refresh()
@@ -51,6 +52,11 @@ def main(database: str, redislock: str) -> None:
         single_instance(load)
     except TypeError as error:
         assert "Write @task above @single_instance." in str(error)  # noqa: PT017
+    owned.refresh()
+    for one in owned, whose.using(backend="immediate").enqueue():
+        assert one.return_value == ["tests.jobs.tasks.whose", one.id, f"job {one.id}"]
+    with distributed_lock("itself") as lease:
+        assert lease.owner.task == ""
     print(json.dumps([[one.status, one.return_value] for one in [*queued, *at_once]]))
 
 

@@ -26,7 +26,7 @@ from django.core.management import CommandError, call_command
 
 from django_redislock import LockLost, distributed_lock, held, single_instance, single_instance_task
 from django_redislock.jobs import current_lease
-from django_redislock.monitors import Monitor, Ping, Run, Sentry
+from django_redislock.monitors import MOST_LATE, Monitor, Ping, Run, Sentry
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.interrupts import alarm
 from tests.support.others import add_rival, rival
@@ -225,6 +225,40 @@ def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
     for reason in ("HTTP Error 500", "OK (not found)", "Connection refused"):
         assert reason in caplog.text
     assert "/nightly" not in caplog.text  # Whoever knows the path may ping.
+
+
+def test_a_monitor_that_hangs_keeps_a_bounded_number_of_threads_and_no_other_from_its_own(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers, told, told_too = threading.Event(), [], []
+
+    class Hanging(Monitor):
+        timeout = 0.001
+
+        def started(self, run: Run) -> None:
+            answers.wait(HUNG)
+            told.append(run.id)
+
+    class Healthy(Monitor):
+        timeout = 0.001
+
+        def started(self, run: Run) -> None:
+            told_too.append(run.id)
+
+    def telling() -> int:
+        return [thread.name for thread in threading.enumerate()].count("redislock-monitor")
+
+    work = job(monitor=[Hanging(), Healthy()])
+    for number in range(3 * MOST_LATE):
+        assert work() == 1
+        wait_until(lambda so_far=number: len(told_too) > so_far, HUNG, "the other is told")
+    wait_until(lambda: telling() <= MOST_LATE, HUNG, "only those that hang are left")
+    assert f"it has not answered {MOST_LATE} earlier runs yet" in caplog.text
+    answers.set()
+    wait_until(lambda: not telling(), HUNG, "all threads have ended")
+    assert len(told) == MOST_LATE
+    work()
+    wait_until(lambda: len(told) == MOST_LATE + 1, HUNG, "it is told again")
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])

@@ -10,15 +10,22 @@ import signal
 import time
 from typing import Any
 
-from celery import Task, group, shared_task
+from celery import Task, current_task, group, shared_task
 from celery.exceptions import Ignore, Reject
 from django.db import transaction
 
-from django_redislock import Limit, LockTimeout, LockUnavailable, held, signals
+from django_redislock import (
+    Limit,
+    LockTimeout,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    signals,
+)
 from django_redislock import single_instance_task as the_real_one
 from django_redislock.celery import Conflict, current_lease
 from tests.celery.project.app import schema
-from tests.celery.project.journal import note, server, wait_at_gate
+from tests.celery.project.journal import PATIENCE, note, server, wait_at_gate
 from tests.celery.project.naive import single_instance_task as the_naive_one
 
 single_instance_task: Any = the_naive_one if "TESTS_NAIVE" in os.environ else the_real_one
@@ -40,6 +47,15 @@ def work(key: str, *, hold: bool = False, seconds: float = 0.0, fail: bool = Fal
         raise ValueError("as asked")
     note(key, "end")
     return f"did {key}"
+
+
+@shared_task
+def plain(key: str, *, hold: bool = False) -> None:
+    """Take a lock by itself."""
+    with distributed_lock(key):
+        note(key, "start")
+        if hold:
+            wait_at_gate(key)
 
 
 @single_instance_task(key="{key}")
@@ -93,6 +109,11 @@ def end_as_told(key: str, *ends: str) -> str:
             raise ValueError("as asked")
         case "hold":
             wait_at_gate(key)
+        case "retry":
+            wait_at_gate(key)
+            raise current_task.retry(countdown=0)
+        case "overrun":
+            time.sleep(PATIENCE)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
     return f"did {key}"
@@ -117,6 +138,18 @@ def deadly(key: str, *ends: str) -> str:
 def deadly_limited(key: str, *ends: str) -> str:
     """Kill its process, twice at most, with one of two permits."""
     return end_as_told(key, *ends)
+
+
+@single_instance_task(**AGAIN, give_up_after=1, on_unavailable="retry")
+def deadly_once(key: str, *ends: str) -> str:
+    """Kill its process once."""
+    return end_as_told(key, *ends)
+
+
+@single_instance_task(**AGAIN, give_up_after=2, acks_on_failure_or_timeout=False)
+def overrunning(key: str) -> str:
+    """Go beyond its hard time limit, twice at most, and come back each time."""
+    return end_as_told(key, *["overrun"] * 10)
 
 
 def note_abandoned(name: str, **news: Any) -> None:
