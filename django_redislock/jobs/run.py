@@ -459,7 +459,8 @@ class JobRun:
         if not reason and found.name != self.name:
             reason = f"of its limits, {found.name!r} is taken"
         if found.cooling:
-            return self._skip("cooling", str(found), ago=found.ago, reason=reason, by=holder)
+            end = {"by": holder, "expires_in": round(found.expires_in, 3)}
+            return self._skip("cooling", str(found), ago=found.ago, reason=reason, **end)
         why = "busy" if found.reason is None else "held"
         return self._skip(why, str(found), reason=reason, holder=holder)
 
@@ -469,7 +470,7 @@ class JobRun:
         return ""
 
     def _skip(
-        self, why: str, says: str, *, ago: float | None = None, reason: str = "", **who: str
+        self, why: str, says: str, *, ago: float | None = None, reason: str = "", **who: Any
     ) -> Skipped:
         """Make the result of a skip, and log it.
 
@@ -478,7 +479,8 @@ class JobRun:
             says: The state of the lock, for the log.
             ago: For how many seconds it has been so.
             reason: A remark, or "".
-            who: ``holder``, or ``by``: the owner that did the work or held the lock last.
+            who: ``holder``, or ``by``: the owner that did the work or held the lock last. With
+                ``by`` perhaps ``expires_in``: when the lock is free.
         """
         skipped = Skipped(skipped=why, lock=self.name, **who)
         if reason:
