@@ -100,8 +100,8 @@ class Console:
 
 
 @contextmanager
-def logging_afterwards(name: str) -> Iterator[None]:
-    """Keep what the logger *name* prints on this terminal until the answer is printed.
+def logging_afterwards(logger: logging.Logger) -> Iterator[None]:
+    """Keep what *logger* prints on this terminal until the answer is printed.
 
     Other handlers, as for files, get each record at once.
     """
@@ -109,13 +109,13 @@ def logging_afterwards(name: str) -> Iterator[None]:
 
     def keeping(handler: logging.Handler) -> Callable[[logging.LogRecord], bool]:
         def keep(record: logging.LogRecord) -> bool:
-            if record.name == name:
+            if record.name == logger.name:
                 kept.append((handler, record))
-            return record.name != name
+            return record.name != logger.name
 
         return keep
 
-    filters = {one: keeping(one) for one in _handlers_of(logging.getLogger(name)) if _prints(one)}
+    filters = {one: keeping(one) for one in _handlers_of(logger) if _prints(one)}
     for handler, keep in filters.items():
         handler.addFilter(keep)
     try:

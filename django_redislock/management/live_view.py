@@ -139,7 +139,7 @@ def _queue(lock: HeldLock) -> Iterator[str]:
         return
     shown = terminal.pasteable(name)
     for number, waiter in enumerate(waiters[:WAITERS_SHOWN], start=1):
-        who = f"{terminal.place(waiter.owner)} {terminal.doing(waiter.owner)}"
+        who = f"{terminal.waiter(waiter)} {terminal.doing(waiter.owner)}"
         yield visible(f"{shown}  waiting {number}.  {who}")
     if len(waiters) > WAITERS_SHOWN:
         # The list has counted them all, but more may have come since.

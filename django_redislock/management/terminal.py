@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from django_redislock.completed_runs import CompletedRun
-    from django_redislock.held import Detail, HeldLock, Record, Run
+    from django_redislock.held import Detail, HeldLock, Record, Run, Waiter
     from django_redislock.rules.stored import Owner
 
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
@@ -124,7 +124,7 @@ def detail(
         yield f"Waiting, {lock.waiters if lock else len(found.waiters)} in all, the next first:"
         rows = (
             (
-                f"{place(one.owner)} ({one.note})" if one.note else place(one.owner),
+                waiter(one),
                 duration(one.waiting_for),
                 doing(one.owner),
                 moment(found.server_time - one.waiting_for),
@@ -242,6 +242,11 @@ def completed(
 def place(owner: Owner) -> str:
     """The owner's host:pid, or the operator."""
     return owner.place or "unknown"
+
+
+def waiter(one: Waiter) -> str:
+    """The same of a waiter, and whether it is a hold that has not begun."""
+    return f"{place(one.owner)} ({one.note})" if one.note else place(one.owner)
 
 
 def doing(owner: Owner) -> str:

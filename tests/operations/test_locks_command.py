@@ -484,7 +484,7 @@ def test_a_log_file_has_an_audit_line_at_once(tmp_path: Path) -> None:
     handler = logging.FileHandler(tmp_path / "audit.log")
     held.audit.addHandler(handler)
     try:
-        with logging_afterwards(held.audit.name):
+        with logging_afterwards(held.audit):
             held.audit.warning("at once")
             assert (tmp_path / "audit.log").read_text() == "at once\n"
     finally:
@@ -506,7 +506,9 @@ def test_a_server_that_came_back_empty_is_said_to_begin_there(
     wait_until(lambda: re.search(begins, says("runs")))
     for args in (("show", "nightly"), ("runs", "nightly")):
         assert re.search(begins, says(*args))
-    assert re.search(r"start  .* ago; records of runs begin there", says("doctor", "--alias", "default"))
+    assert re.search(
+        r"start  .* ago; records of runs begin there", says("doctor", "--alias", "default")
+    )
     ran("nightly")
     assert not re.search(begins, says("runs"))  # All is well.
     own_server.client().config_set("appendonly", "yes")

@@ -111,7 +111,7 @@ class Command(BaseCommand):
         """Do one act; errors become exit statuses."""
         self.console = Console(self.stdout, self.stderr, json=options["json"])
         try:
-            with logging_afterwards(held.audit.name):
+            with logging_afterwards(held.audit):
                 getattr(self, f"_{act}")(**options)
         except held.PROBLEMS as error:
             problem = held.problem(error, options["alias"] or DEFAULT_ALIAS)
