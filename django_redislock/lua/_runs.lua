@@ -87,13 +87,16 @@ local function part_of(entry, field)
   return first and string.sub(entry, first, after - 1) or ''
 end
 
--- Forgets the earlier starts that never ended of the call that has ended now: a broker has brought it back.
-local function forget_unended(owner)
+-- Forgets the starts, *before* that of the run that has ended now, of the same call: a broker has brought it back.
+local function forget_unended(owner, before)
   local call_id = part_of(owner, 'task_id')
   local fields = call_id ~= '' and redis.pcall('HGETALL', RUNS) or {}
   for i = 1, #fields, 2 do
-    if (fields[i] == 'unended' or string.find(fields[i], '^started')) and part_of(fields[i + 1], 'task_id') == call_id then
-      redis.pcall('HDEL', RUNS, fields[i])
+    local field, entry = fields[i], fields[i + 1]
+    if field == 'unended' or string.find(field, '^started') then
+      if part_of(entry, 'task_id') == call_id and time_of(entry) < before then
+        redis.pcall('HDEL', RUNS, field)
+      end
     end
   end
 end
@@ -111,7 +114,7 @@ local function note(what, ms, lasted, why, owner, retention)
     redis.pcall('HSET', RUNS, of_job, digits((count or 0) + 1) .. '|' .. string.sub((times or '') .. now, -SKIPPED))
   end
   if what == 'success' or what == 'failure' then
-    forget_unended(owner)
+    forget_unended(owner, ms - lasted)
   end
   local lasts, most = string.match(retention, '^(%d+)/(%d+)')
   local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))
