@@ -10,7 +10,7 @@ import difflib
 import math
 import secrets
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -167,11 +167,11 @@ def look_at(permits: Iterable[Permit], *, using: str = DEFAULT_ALIAS) -> Iterato
 
 
 def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> Detail:
-    """The holder of the lock *name*, its waiters, and its past leases.
+    """The holder of the lock *name*, its waiters, and its past leases, those of all permits.
 
     Args:
         name: See get().
-        permit: See get().
+        permit: See get(). The past is that of this permit alone.
         using: Alias in REDISLOCK.
 
     Raises:
@@ -187,8 +187,12 @@ def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) 
         # No owner says a limit here, but a higher permit may still be held.
         listed = backends[using].held_permits(MOST_LOOKS).permits
         others = [one for one in listed if one.name == shown.key.name]
-    held_too = look_at([one for one in others if one != shown.key], using=using)
-    return replace(shown, others=[*held_too])
+    others = [one for one in others if one != shown.key]
+    if permit is not None or shown.number > 1:
+        return replace(shown, others=[*look_at(others, using=using)])
+    more = details(others, using=using)
+    past = sorted((*shown.past, *chain(*(one.past for one in more))), key=lambda one: one.since)
+    return replace(shown, others=[one.lock for one in more if one.lock], past=past)
 
 
 def details(permits: Sequence[Permit], *, using: str = DEFAULT_ALIAS) -> Sequence[Detail]:
@@ -233,7 +237,7 @@ def _read_detail(backend: Backend, permit: Permit, looked: Any, found: InspectRe
             )
             for waiter in found.queue
         ],
-        past=read_past(found.past, lock),
+        past=read_past(found.past, lock, permit.number),
         server_time=now,
     )
 
@@ -255,7 +259,7 @@ def unknown(detail: Detail, record: Record | None) -> str:
 
 
 def similar(name: str, *, using: str = DEFAULT_ALIAS) -> Sequence[str]:
-    """Up to three other names like *name*, the most similar first, in case it is misspelt.
+    """Up to three other names, in case *name* is misspelt or a part: the most similar first.
 
     It compares up to 1,000 held locks, and the 1,000 under which tasks ran last.
 
@@ -265,7 +269,9 @@ def similar(name: str, *, using: str = DEFAULT_ALIAS) -> Sequence[str]:
     permits, *_ = known_permits(MOST_COMPARED, using=using)
     known = dict.fromkeys(one.name for one in permits)
     known.pop(name, None)
-    return difflib.get_close_matches(name, known)
+    part = name.casefold()
+    with_part = sorted((one for one in known if part in one.casefold()), key=len)
+    return [*dict.fromkeys([*difflib.get_close_matches(name, known), *with_part])][:3]
 
 
 def known_permits(
@@ -433,10 +439,11 @@ def hold(
             using,
             outcome.reason,
         )
-    text = "Lock %r (%s): held for %.0f s by %r, reason %r"
+    begun = isinstance(outcome, flows.Granted)
+    text = f"Lock %r (%s): {'held' if begun else 'a hold is pending,'} for %.0f s by %r, reason %r"
     extra = logs.of(lock=request.name, alias=using, lease=request.id, reason=reason or None)
     audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
-    return isinstance(outcome, flows.Granted)
+    return begun
 
 
 def _hold_token() -> str:
@@ -562,7 +569,7 @@ def _read_look(
         waits_for=look.wait.name if look.wait else "",
         circle=_circle(backend, look, until),
         gone=not (state == "cooling" or holding.is_baton)
-        and is_gone(holding.owner.host, holding.owner.pid),
+        and is_gone(holding.owner.host, holding.owner.pid, holding.owner.birth),
     )
 
 

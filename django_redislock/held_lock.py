@@ -58,8 +58,7 @@ class HeldLock(Jsonable):
     @property
     def permit(self) -> str:
         """Which permit of how many it is: "2/4"; "" of a lock without a limit."""
-        limit = self.owner.limit
-        return f"{self.number}/{limit or '?'}" if limit or self.number > 1 else ""
+        return _permit(self.number, self.owner)
 
     @property
     def holder(self) -> str:
@@ -162,6 +161,11 @@ class Waiter(Jsonable):
     owner: Owner
     waiting_for: float  #: Seconds.
 
+    @property
+    def note(self) -> str:
+        """What it is, if it is no waiter like others: an operator's hold that has not begun."""
+        return "pending hold" if self.owner.operator else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PastLease(Jsonable):
@@ -177,6 +181,18 @@ class PastLease(Jsonable):
     since: float  #: Server time, seconds since the epoch.
     until: float | None  #: None: unknown, since its owner never released it.
     ended: Ended
+    number: int = 1  #: Of the permit.
+
+    @property
+    def permit(self) -> str:
+        """As that of a HeldLock."""
+        return _permit(self.number, self.owner)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that are printed."""
+        printed = {**super().as_dict(), "permit": self.permit or None}
+        del printed["number"]
+        return printed
 
     @property
     def lasted(self) -> float | None:
@@ -192,7 +208,7 @@ class Detail:
     alias: str
     lock: HeldLock | None  #: None: nobody holds it.
     waiters: list[Waiter]  #: For any permit of the name, in the order of the queue.
-    past: list[PastLease]  #: The oldest first.
+    past: list[PastLease]  #: The oldest first; of the first permit, with those of all others.
     server_time: float  #: Seconds since the epoch.
     number: int = 1  #: Of the permit.
     others: Sequence[HeldLock] = ()  #: The other permits of the name that are held.
@@ -286,16 +302,20 @@ def limit_of(owners: Iterable[Owner]) -> int:
     return min(max([1, *(one.limit for one in owners)]), MOST_PERMITS)
 
 
-def read_past(entries: Iterable[bytes], lock: HeldLock | None) -> list[PastLease]:
-    """The leases before *lock*, the oldest first, from the entries of the timeline."""
+def read_past(entries: Iterable[bytes], lock: HeldLock | None, number: int = 1) -> list[PastLease]:
+    """The leases before *lock*, the oldest first, from the entries of the timeline of a permit."""
     leases: dict[str, PastLease] = {}  # The entry of a lease's end takes the place of its first.
     for entry in entries:
         if noted := read_noted_lease(entry):
             ended = noted.ended if noted.ended in {"done", "failed", "forced"} else "expired"
-            leases[noted.id] = PastLease(**noted._replace(ended=ended)._asdict())
+            leases[noted.id] = PastLease(**noted._replace(ended=ended)._asdict(), number=number)
     if lock is not None and lock.id in leases and leases[lock.id].until is None:
         del leases[lock.id]  # It has not ended.
     return sorted(leases.values(), key=lambda lease: lease.since)
+
+
+def _permit(number: int, owner: Owner) -> str:
+    return f"{number}/{owner.limit or '?'}" if owner.limit or number > 1 else ""
 
 
 def _states(lock: HeldLock) -> Iterator[str]:

@@ -131,6 +131,7 @@ def current_owner(limit: int = 0) -> Owner:
             task_id=activity.task_id,
             deferred=activity.deferred,
             traceparent=traceparent,
+            birth=process.current.birth,
         )
         _last.with_limit = _last.owner
         _last.activity, _last.process = activity, process.current

@@ -13,6 +13,7 @@ import threading
 from contextlib import suppress
 from functools import partial
 from inspect import currentframe
+from pathlib import Path
 from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
@@ -28,6 +29,15 @@ class Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self._birth: str | None = None
+
+    @property
+    def birth(self) -> str:
+        """Tells it from all others, also in other programs, hosts and containers; "" if unknown."""
+        if self._birth is None:
+            where, started = _namespace(), _start_of(self.pid)
+            self._birth = f"{where}.{started}" if where and started else ""
+        return self._birth
 
 
 class Forked(Protocol):
@@ -83,25 +93,52 @@ class cached_property(Generic[Value]):  # noqa: N801 - it is the standard librar
         return value
 
 
-def is_gone(host: str, pid: int | None) -> bool:
-    """Whether the process *pid* of *host* was one of this host, and does not exist any more.
+def is_gone(host: str, pid: int | None, birth: str) -> bool:
+    """Whether a process does not exist any more that this one could see.
 
-    False also means that nobody can tell: another host's process, or one whose id is in use again.
-    A container that shares its host's name, but not its process ids, makes this wrong; see
-    docs/locks-command.md.
+    False also means that nobody can tell: a process of another host or container, one from before
+    the host's last start, or one whose birth is unknown.
+
+    Args:
+        host: Its host.
+        pid: Its process id, which may be in use again.
+        birth: See Process.
     """
-    # On Windows os.kill() would not ask, but kill.
-    if os.name != "posix" or host != socket.gethostname():
+    where, _, started = birth.rpartition(".")
+    if pid is None or pid <= 0 or not where or host != socket.gethostname():
         return False
-    if pid is None or pid <= 0:  # These would mean whole groups of processes.
+    if where != current.birth.rpartition(".")[0]:
         return False
+    if found := _start_of(pid):
+        return found != started
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # Another user's; or a number that is no process id.
+    except (OSError, OverflowError):  # Hidden in /proc; or a number that is no process id.
         return False
     return False
+
+
+def _namespace() -> str:
+    """The boot of this host, and the PID namespace of this process; "" if nobody can tell."""
+    try:
+        if Path("/proc/self").readlink().name != str(os.getpid()):  # It shows another namespace.
+            return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:13]
+        namespace = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+    except OSError:  # It is not Linux.
+        return ""
+    return f"{boot}.{namespace}"
+
+
+def _start_of(pid: int) -> str:
+    """When a process of this PID namespace was started, since the boot; "" if it is not there."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return stat.rpartition(")")[2].split()[19]  # Behind the name, which may be anything.
+    except (OSError, IndexError):
+        return ""
 
 
 # --- signal handlers that raise ----------------------------------------------------------------

@@ -33,6 +33,7 @@ from django_redislock.rules.stored import (
     read_done,
     read_noted_run,
     read_skips,
+    read_skips_of_job,
     read_started_run,
 )
 
@@ -76,7 +77,7 @@ class Run(Jsonable):
     @property
     def gone(self) -> bool:
         """Whether its owner was a process of this host, and does not exist any more."""
-        return is_gone(self.owner.host, self.owner.pid)
+        return is_gone(self.owner.host, self.owner.pid, self.owner.birth)
 
     def __str__(self) -> str:
         """What became of it, for humans. Anybody may have written its owner."""
@@ -88,6 +89,15 @@ class Run(Jsonable):
         else:
             when = f"began {when}"
         return f"{when}, {self.owner}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSkips(Jsonable):
+    """The skips of one job under a lock, without duplicates."""
+
+    job: str
+    skips: int  #: Since its last success.
+    skipped_at: tuple[float, ...]  #: The last ones, as in Record.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +117,7 @@ class Record(Jsonable):
         under_way: The runs that hold the lock right now; several if the task has a limit.
         skipped_at: When the last runs were skipped, in seconds since the epoch by the server's
             clock, the oldest first: 30 at most, and no duplicates.
+        by_job: The skips of each job, if several share the lock.
     """
 
     name: str
@@ -119,6 +130,7 @@ class Record(Jsonable):
     skips: int = 0
     under_way: tuple[Run, ...] = ()
     skipped_at: tuple[float, ...] = ()
+    by_job: tuple[JobSkips, ...] = ()
 
     @property
     def last(self) -> dict[str, Run]:
@@ -140,15 +152,19 @@ class Record(Jsonable):
     @property
     def tasks(self) -> set[str]:
         """The full names of the tasks whose runs are known."""
-        return {run.owner.task for run in self._known} - {""}
+        return {
+            *(run.owner.task for run in self.runs),
+            *(one.job for one in self.by_job),
+        } - {""}
 
     @property
     def limit(self) -> int:
         """How many permits the lock has, by the known runs; or 1."""
-        return limit_of(run.owner for run in self._known)
+        return limit_of(run.owner for run in self.runs)
 
     @property
-    def _known(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[Run, ...]:
+        """All known runs."""
         return (*self.last.values(), *self.under_way)
 
 
@@ -166,7 +182,8 @@ class Records(list[Record]):
     def of_job(self, name: str) -> Record | None:
         """One record of the job *name*, combined from these; None if it has not run.
 
-        Its name is that of the job. It counts the skips since the last success under each lock.
+        Its name is that of the job. It counts the job's own skips since its last
+        success under each lock.
         """
 
         task = as_kept(name)
@@ -176,6 +193,7 @@ class Records(list[Record]):
             return max(runs, key=lambda run: run.at, default=None)
 
         mine = [one for one in self if task in one.tasks]
+        skips = [its for one in mine for its in one.by_job if its.job == task]
         if not mine:
             return None
         return Record(
@@ -186,8 +204,8 @@ class Records(list[Record]):
             last_skip=last("last_skip"),
             last_abandoned=last("last_abandoned"),
             last_unended=last("last_unended"),
-            skips=sum(one.skips for one in mine),
-            skipped_at=tuple(sorted(at for one in mine for at in one.skipped_at)),
+            skips=sum(one.skips for one in skips),
+            skipped_at=tuple(sorted(at for one in skips for at in one.skipped_at)),
             under_way=tuple(run for one in mine for run in one.under_way if run.owner.task == task),
         )
 
@@ -237,6 +255,19 @@ def record(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
         LockUnavailable: The server did not or could not answer.
     """
     return _records(backends[using], [check_name(name)])[0]
+
+
+def oldest_run(*, using: str = DEFAULT_ALIAS) -> Run | None:
+    """The oldest known run under the lock that jobs ran under longest ago; None if there is none.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    permits = backend.ran_permits(1, latest_first=False).permits
+    records = _records(backend, [one.name for one in permits])
+    runs = (run for one in records if one for run in one.runs)
+    return max(runs, key=lambda run: run.ago, default=None)
 
 
 def job(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
@@ -429,10 +460,16 @@ def _noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_
             last_unended=last_started and last_started.run,
             skips=int(runs.skips),
             skipped_at=read_skips(runs.skipped),
+            by_job=tuple(map(_read_job_skips, runs.by_job)),
         )
         started = (_read_started(note, now) for note in runs.started)
         noted[name] = record, list(filter(None, started))
     return noted
+
+
+def _read_job_skips(note: bytes) -> JobSkips:
+    job, skips, times = read_skips_of_job(note)
+    return JobSkips(job=job, skips=skips, skipped_at=times)
 
 
 def _read_started(note: bytes, now: float) -> _Started | None:

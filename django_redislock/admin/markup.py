@@ -195,7 +195,8 @@ def _state_means(lock: HeldLock) -> str:
 
 def waiter(one: Waiter) -> tuple[SafeString, SafeString]:
     """A line of the queue: the owner, and how long it has waited."""
-    return owner(one.owner), counting(one.waiting_for, "up")
+    pending = badge("waits", one.note) if one.note else ""
+    return format_html("{} {}", owner(one.owner), pending), counting(one.waiting_for, "up")
 
 
 def past(lease: PastLease) -> dict[str, Any]:

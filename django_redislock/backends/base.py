@@ -280,9 +280,9 @@ class Backend(ABC):
         """
         return self._indexed("held", limit, offset, latest_first=latest_first)
 
-    def ran_permits(self, limit: int) -> Indexed:
-        """The locks of jobs, the last to run first: all permits of a name are one."""
-        return self._indexed("ran", limit, 0, latest_first=True)
+    def ran_permits(self, limit: int, *, latest_first: bool = True) -> Indexed:
+        """The locks of jobs by their last run: all permits of a name are one."""
+        return self._indexed("ran", limit, 0, latest_first=latest_first)
 
     def announced_permits(self, limit: int) -> Indexed:
         """The locks with a call that unique_queued has announced, the first to end first."""

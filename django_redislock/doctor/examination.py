@@ -17,6 +17,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.doctor.caches import caches
 from django_redislock.doctor.durability import persistence, replication
 from django_redislock.doctor.keyspace import keyspace
+from django_redislock.doctor.load import start
 from django_redislock.doctor.memory import eviction, memory
 from django_redislock.doctor.reach import distance
 from django_redislock.doctor.rights import PROBE, fewest_rights, rights, take_and_release
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _TOPICS: tuple[Callable[[Server], Iterator[Finding]], ...] = (
     distance,
     version,
+    start,
     cluster_mode,
     rights,
     eviction,

@@ -122,6 +122,8 @@ def clock(server: Server) -> Iterator[Finding]:
         "clock",
         "warn",
         f"the server's clock is {abs(difference):.1f} s {ahead} this machine's",
-        "Locks do not mind, but jobs that start at a time of day do. Let NTP set both.",
+        "A steady difference does not matter to locks, only to jobs that start at a time of day; a"
+        " jump does: while the server's clock is set back, locks are held beyond their ttl. Let NTP"
+        " keep both right, in small steps.",
         id="W028",
     )

@@ -461,7 +461,10 @@ class JobRun:
         if not reason and found.name != self.name:
             reason = f"of its limits, {found.name!r} is taken"
         if found.cooling:
-            return self._skip("cooling", str(found), ago=found.ago, reason=reason, by=holder)
+            left = found.expires_in
+            return self._skip(
+                "cooling", str(found), ago=found.ago, expires_in=left, reason=reason, by=holder
+            )
         why = "busy" if found.reason is None else "held"
         return self._skip(why, str(found), reason=reason, holder=holder)
 
@@ -471,7 +474,14 @@ class JobRun:
         return ""
 
     def _skip(
-        self, why: str, says: str, *, ago: float | None = None, reason: str = "", **who: str
+        self,
+        why: str,
+        says: str,
+        *,
+        ago: float | None = None,
+        expires_in: float | None = None,
+        reason: str = "",
+        **who: str,
     ) -> Skipped:
         """Make the result of a skip, and log it.
 
@@ -479,6 +489,7 @@ class JobRun:
             why: The reason, for the result.
             says: The state of the lock, for the log.
             ago: For how many seconds it has been so.
+            expires_in: In how many seconds a cooling lock is free.
             reason: A remark, or "".
             who: ``holder``, or ``by``: the owner that did the work or held the lock last.
         """
@@ -488,6 +499,8 @@ class JobRun:
         if ago is not None:
             skipped["ago"] = round(ago, 3)
             says += f", {duration(ago)} ago"
+        if expires_in is not None:
+            skipped["expires_in"] = round(expires_in, 3)
         level = logging.INFO if why in EXPECTED_SKIPS else logging.WARNING
         extra = {**self._said(reason=why), "data": skipped}
         self.logger.log(level, "Skipped %s: lock %r is %s", self, self.name, says, extra=extra)

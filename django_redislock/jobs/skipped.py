@@ -28,6 +28,7 @@ class Skipped(dict[str, Any]):
         holder: If it is busy or held: the holder, as "host:pid" and what it runs, or the operator.
         by: Else: the owner that did the work, or held the lock last.
         ago: How many seconds ago that was; missing if unknown.
+        expires_in: Of a cooling lock: in how many seconds it is free; missing if unknown.
         reason: Why an operator holds it, or another remark; missing if there is none.
     """
 

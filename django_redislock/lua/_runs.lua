@@ -5,6 +5,7 @@
 -- runs      success, failure, skip, abandoned: the last of each: when(ms) "|" how long(ms) "|" why "|" owner
 --           skips: how many since the last success
 --           skipped: when(ms) "," of each of the last skips
+--           skips:JOB: both of one job, how many "|" when(ms) ","...; JOB as in its owner's JSON
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
 --           terms: when(ms) the queued task may run "|" when(ms) its message expires, or nothing
 --           task: id of the queued task "|" its name, with more if not all its calls are the same
@@ -75,15 +76,46 @@ local function make_room(ms, lasts, most)
   redis.pcall('ZREMRANGEBYRANK', RAN, 0, dropped - 1 - size)
 end
 
+local function text_in(field)
+  local text = redis.pcall('HGET', RUNS, field)
+  return type(text) == 'string' and text or ''
+end
+
+-- A field of an owner or of a note that ends with one, as JSON writes it; '' if it has none.
+local function part_of(entry, field)
+  local masked = string.gsub(entry, '\\.', '__')
+  local first, after = string.match(masked, '[{,]"' .. field .. '":"()[^"]*()"')
+  return first and string.sub(entry, first, after - 1) or ''
+end
+
+-- Forgets the starts, *before* that of the run that has ended now, of the same call: a broker has brought it back.
+local function forget_unended(owner, before)
+  local call_id = part_of(owner, 'task_id')
+  local fields = call_id ~= '' and redis.pcall('HGETALL', RUNS) or {}
+  for i = 1, #fields, 2 do
+    local field, entry = fields[i], fields[i + 1]
+    if field == 'unended' or string.find(field, '^started') then
+      if part_of(entry, 'task_id') == call_id and time_of(entry) < before then
+        redis.pcall('HDEL', RUNS, field)
+      end
+    end
+  end
+end
+
 local function note(what, ms, lasted, why, owner, retention)
   redis.pcall('HSET', RUNS, what, digits(ms) .. '|' .. digits(lasted) .. '|' .. why .. '|' .. owner)
+  local of_job = 'skips:' .. part_of(owner, 'task')
   if what == 'success' then
-    redis.pcall('HDEL', RUNS, 'skips')
+    redis.pcall('HDEL', RUNS, 'skips', of_job)
   elseif what == 'skip' and why ~= 'duplicate' then -- the work of a duplicate is done
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
-    local before = redis.pcall('HGET', RUNS, 'skipped')
-    before = type(before) == 'string' and before or ''
-    redis.pcall('HSET', RUNS, 'skipped', string.sub(before .. digits(ms) .. ',', -SKIPPED))
+    local now = digits(ms) .. ','
+    redis.pcall('HSET', RUNS, 'skipped', string.sub(text_in('skipped') .. now, -SKIPPED))
+    local count, times = string.match(text_in(of_job), '^(%d+)|(.*)$')
+    redis.pcall('HSET', RUNS, of_job, digits((count or 0) + 1) .. '|' .. string.sub((times or '') .. now, -SKIPPED))
+  end
+  if what == 'success' or what == 'failure' then
+    forget_unended(owner, ms - lasted)
   end
   local lasts, most = string.match(retention, '^(%d+)/(%d+)')
   local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))

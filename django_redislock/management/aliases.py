@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import conf, held
+from django_redislock import conf, doctor, held
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -64,6 +64,17 @@ def of_each(
             if silent := answers[alias].silent:
                 problems[alias] = " ".join(held.silence(silent, alias).values())
     return answers, problems
+
+
+def beginnings(aliases: list[str]) -> list[tuple[str, int]]:
+    """The servers whose records begin at their start, and how many seconds ago that was."""
+    found: list[tuple[str, int]] = []
+    for alias in aliases:
+        with noting({}, alias, aliases):  # The problem is told where its records are read.
+            found += [
+                (f"{place} ({alias})", ago) for place, ago in doctor.beginnings(alias).items()
+            ]
+    return found
 
 
 def listed(aliases: list[str], limit: int, only: held.Selection | None = None) -> Listed:

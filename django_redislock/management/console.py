@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import shutil
 import socket
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from django.core.management.base import OutputWrapper
 
@@ -43,9 +46,16 @@ class Console:
         for line in lines:
             self.out.write(line, str)
 
-    def print_json(self, value: Any) -> None:
-        """Print the document that programs read."""
-        self.out.write(json.dumps(value, indent=2))
+    def print_json(self, value: Any, *, known: bool = True) -> None:
+        """Print the document that programs read.
+
+        Args:
+            value: The document.
+            known: Whether anything is known. If not, since a server is silent, nothing is printed:
+                an empty document would say that there is nothing.
+        """
+        if known:
+            self.out.write(json.dumps(value, indent=2))
 
     def confirm(
         self,
@@ -87,6 +97,47 @@ class Console:
             raise CommandError(f"Nothing was {done}.", returncode=INTERRUPTED) from None
         if answer.strip().lower() not in {"y", "yes"}:
             raise CommandError(f"Nothing was {done}.", returncode=FOUND)
+
+
+@contextmanager
+def logging_afterwards(logger: logging.Logger) -> Iterator[None]:
+    """Keep what *logger* prints on this terminal until the answer is printed.
+
+    Other handlers, as for files, get each record at once.
+    """
+    kept: list[tuple[logging.Handler, logging.LogRecord]] = []
+
+    def keeping(handler: logging.Handler) -> Callable[[logging.LogRecord], bool]:
+        def keep(record: logging.LogRecord) -> bool:
+            if record.name == logger.name:
+                kept.append((handler, record))
+            return record.name != logger.name
+
+        return keep
+
+    filters = {one: keeping(one) for one in _handlers_of(logger) if _prints(one)}
+    for handler, keep in filters.items():
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler, keep in filters.items():
+            handler.removeFilter(keep)
+        for handler, record in kept:
+            handler.handle(record)
+
+
+def _handlers_of(logger: logging.Logger | None) -> list[logging.Handler]:
+    found: list[logging.Handler] = []
+    while logger is not None:
+        found += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    return found or list(filter(None, [logging.lastResort]))
+
+
+def _prints(handler: logging.Handler) -> bool:
+    streams = (sys.stdout, sys.stderr)
+    return isinstance(handler, logging.StreamHandler) and handler.stream in streams
 
 
 def columns_of(out: OutputWrapper) -> int | None:

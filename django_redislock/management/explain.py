@@ -85,7 +85,8 @@ def explain(
             }
             for fact in facts
         ]
-        console.print_json({"about": what, "facts": found, "notes": known.notes})
+        document = {"about": what, "facts": found, "notes": known.notes}
+        console.print_json(document, known=bool(found) or not known.problems)
     elif facts:
         several = any(fact.lock != what for fact in facts)
         for fact in facts:
@@ -112,6 +113,8 @@ def _add_job(known: Known, job: str, asked: Sequence[str]) -> None:
             known.facts.extend(fact._replace(lock="") for fact in facts)
             if records.silent:
                 known.problems[using] = " ".join(held.silence(records.silent, using).values())
+    completed = CompletedRun.objects.using(DEFAULT_DATABASE)
+    _add_completed(known, completed.filter(task=job, alias__in=asked))
 
 
 def _add_name(known: Known, name: str, using: str, asked: Sequence[str]) -> None:
@@ -308,13 +311,15 @@ def _of_calls(name: str, calls: task_runs.Calls, task_id: str) -> Iterator[Fact]
 def _add_completed(known: Known, rows: CompletedRuns) -> None:
     """Add the completed runs among *rows*, or a note if the database cannot answer."""
     try:
-        found = list(rows)
+        found = list(rows.order_by("-completed_at", "-pk")[: MOST_EXAMINED + 1])
     except (DatabaseError, InterfaceError, ImproperlyConfigured):
         note = f"Database {DEFAULT_DATABASE!r} cannot tell of completed runs."
         if note not in known.notes:  # It is asked for a name, and then for a task.
             known.notes.append(note)
         return
-    for run in found:
+    if len(found) > MOST_EXAMINED:
+        known.notes.append(f"Only the last {MOST_EXAMINED} completed runs were looked at.")
+    for run in found[:MOST_EXAMINED]:
         says = (
             f"A run by {run.by}, fence {run.fence}, was completed in database {DEFAULT_DATABASE!r}."
         )

@@ -49,8 +49,10 @@ def hold(
         under_way = [lock.name for lock in others]
         console.print_json([{"name": name, "alias": using, "begun": begun, "others": under_way}])
         return
-    after = "" if begun else "; it begins when the lease in its way is over"
-    console.out.write(f"Held: {pasteable(name)}, {_until(lasts)}{after}.", str)
+    says = f"{pasteable(name)}, {_until(lasts)}"
+    if not begun:
+        says = f"{says}; the hold begins when the lease in its way is over"
+    console.out.write(f"{'Held' if begun else 'Pending'}: {says}.", str)
     for lock in others:
         console.out.write(visible(f"{pasteable(lock.name)} ends as it would: {lock.holder}."), str)
 

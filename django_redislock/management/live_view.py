@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import time
 from collections import deque
@@ -12,10 +13,10 @@ from django_redislock import held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import visible
 from django_redislock.management import aliases, terminal
-from django_redislock.management.table import clipped, cut_table, table
+from django_redislock.management.table import clipped, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from django_redislock.held import HeldLock
     from django_redislock.rules.names import Permit
@@ -64,14 +65,13 @@ class LiveView:
         status = f"{time.strftime('%H:%M:%S')}  held: {len(locks)}{more}  waiting: {waiting}"
         longest = islice(waited_for.values(), QUEUES_SHOWN)
         queues = [line for lock in longest for line in _queue(lock)]
-        rows, events = len(locks), list(self._events)
+        events = list(self._events)
+        locked = _table(locks, math.inf, columns, with_alias=several)
         if lines is not None:
             # The status, a blank line and the headers come anyway.
             room = lines - len(problems) - 3
-            rows, queues, events = _share(room, rows, queues, events)
-        locked, missing = _table(locks, rows, columns, with_alias=several)
-        if missing:
-            status += f"  no room for: {', '.join(missing)}"
+            rows, queues, events = _share(room, max(0, len(locked) - 1), queues, events)
+            locked = _table(locks, rows, columns, with_alias=several)
         shown = [status]
         for part in (locked, queues, events):
             shown += ["", *part] if part else []
@@ -114,22 +114,21 @@ def _share(
 
 
 def _table(
-    locks: list[HeldLock], rows: int, columns: int | None, *, with_alias: bool
-) -> tuple[list[str], Sequence[str]]:
-    """A table of so many *rows* of *locks*, and the headers without room."""
-    if not locks:
-        return [], ()
-    if rows < len(locks):
-        rows = max(1, rows - 1)
-    headers, cells = terminal.cells_of(locks[:rows], with_alias=with_alias)
-    missing: Sequence[str] = ()
-    if columns is None:
-        lines = list(table(headers, cells))
-    else:
-        lines, missing = cut_table(headers, cells, columns)
-    if rows < len(locks):
-        lines.append(f"{len(locks) - rows} more")
-    return lines, missing
+    locks: list[HeldLock], rows: float, columns: int | None, *, with_alias: bool
+) -> list[str]:
+    """A table of as many *locks* as fit into so many lines below its headers: one at least."""
+    shown = len(locks) if math.isinf(rows) else min(len(locks), int(rows))
+    while shown:
+        cells = terminal.cells_of(locks[:shown], with_alias=with_alias)
+        more = [f"{len(locks) - shown} more"] if shown < len(locks) else []
+        lines = [*table(*cells, columns)]
+        room = rows + 1 - len(more)
+        if len(lines) <= room:
+            return [*lines, *more]
+        if shown == 1:
+            return [*lines[: max(2, int(room))], *more]
+        shown -= 1
+    return []
 
 
 def _queue(lock: HeldLock) -> Iterator[str]:
@@ -140,7 +139,7 @@ def _queue(lock: HeldLock) -> Iterator[str]:
         return
     shown = terminal.pasteable(name)
     for number, waiter in enumerate(waiters[:WAITERS_SHOWN], start=1):
-        who = f"{terminal.place(waiter.owner)} {terminal.doing(waiter.owner)}"
+        who = f"{terminal.waiter(waiter)} {terminal.doing(waiter.owner)}"
         yield visible(f"{shown}  waiting {number}.  {who}")
     if len(waiters) > WAITERS_SHOWN:
         # The list has counted them all, but more may have come since.

@@ -37,7 +37,7 @@ GAUGES = {
     "redislock_lock_wait_seconds": "For how long a waiter has waited for this name: the longest.",
     "redislock_job_last_timestamp_seconds": "When the last run of the job with this outcome ended"
     " (success, failure, skip, abandoned), or the last one that never ended began (unended).",
-    "redislock_job_skips": "Skipped runs of the job since the last success under the same lock.",
+    "redislock_job_skips": "Skipped runs of the job since its last success under the same lock.",
     "redislock_job_blocked_seconds": "For how long no run began under a lock of the job, held but"
     " not by a run, until its last skip as busy: the longest.",
     "redislock_job_runs": "Runs of the job that are under way.",

@@ -62,8 +62,9 @@ def _show(
             "--job goes with neither NAME nor --task nor --prefix.", returncode=USAGE
         )
     chosen = f"--job {pasteable(job)}" if job else chosen
+    asked = [alias or DEFAULT_ALIAS] if names else aliases.named(alias)
     if no_success_for is not None:
-        _check_known(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
+        _check_known(no_success_for, asked)
     known, problems, partial = _records(names, alias, task, prefix, job)
     found = known
     if no_success_for is not None:
@@ -90,7 +91,8 @@ def _show(
                     "similar": similar.get(one.name, []),
                 }
                 for one in found
-            ]
+            ],
+            known=bool(found) or not problems,
         )
     elif found:
         several = not names and len(aliases.named(alias)) > 1
@@ -99,6 +101,9 @@ def _show(
         console.print([_good_news(known, no_success_for, chosen=bool(chosen), of_job=bool(job))])
     elif not problems:
         console.print([f"No run is known of {chosen}." if chosen else "No run of a task is known."])
+    if not json and (not known or any(not one.last_success for one in found)):
+        answering = [one for one in asked if one not in problems]
+        console.print(terminal.beginnings(aliases.beginnings(answering)))
     if partial:
         console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
     _finish(lines, complaint * fail, untold)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from django_redislock.humanize import duration, visible
 from django_redislock.jobs.skipped import Skipped
+from django_redislock.management.terminal import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +21,9 @@ def line_of(skipped: Skipped) -> str:
     state = {"busy": "is held by", "cooling": "cools down after"}.get(why, f"is {why}, by")
     ago = f", {duration(skipped['ago'])} ago" if "ago" in skipped else ""
     reason = f": {skipped['reason']}" if "reason" in skipped else ""
-    return visible(f"Skipped: {skipped['lock']!r} {state} {who}{ago}{reason}")
+    left = skipped.get("expires_in")
+    until = f", until {moment(time.time() + left)}" if left is not None else ""
+    return visible(f"Skipped: {skipped['lock']!r} {state} {who}{ago}{until}{reason}")
 
 
 @contextmanager

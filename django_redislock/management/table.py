@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 CUT = "..."  # Marks a cut.
-LEAST_CUT = 12  # The least columns of a cut cell; fewer would say nothing.
 
 
 def table(
@@ -43,29 +42,6 @@ def table(
                 if cell != "-"
             )
             yield from _filled(labelled, columns or 0)
-
-
-def cut_table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], columns: int
-) -> tuple[list[str], Sequence[str]]:
-    """The lines of an aligned table, one for each row, and the headers without room.
-
-    Cut cells end in dots.
-    """
-    cells = [[visible(str(cell)) for cell in row] for row in (headers, *rows)]
-    fit, widths, room = _fitting(cells, columns, max(columns // 4, width(headers[0])))
-    if fit < len(headers) and room >= LEAST_CUT + 2:
-        widths[fit] = room - 2
-        fit += 1
-    else:
-        widths[0] = min(widths[0] + room, max(width(row[0]) for row in cells))
-    lines = [
-        _aligned(
-            [clipped(cell, wide) for cell, wide in zip(row[:fit], widths, strict=False)], widths
-        )
-        for row in cells
-    ]
-    return lines, headers[fit:]
 
 
 def clipped(text: str, columns: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.utils.timezone import localtime
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from django_redislock.completed_runs import CompletedRun
-    from django_redislock.held import Detail, HeldLock, Record, Run
+    from django_redislock.held import Detail, HeldLock, Record, Run, Waiter
     from django_redislock.rules.stored import Owner
 
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
@@ -49,26 +50,12 @@ def local_time(at: float) -> datetime:
     return localtime(there) if settings.TIME_ZONE else there.astimezone()
 
 
-@overload
-def moment(at: float, *, iso: Literal[False]) -> str: ...
-@overload
-def moment(at: float | None, *, iso: bool = True) -> str | None: ...
-def moment(at: float | None, *, iso: bool = True) -> str | None:
-    """A time in seconds since the epoch, in the zone of the settings.
-
-    None stays None. Only a foreign value names a time after the year 9999; to programs it is None.
-
-    Args:
-        at: The time.
-        iso: For programs, by ISO 8601 with milliseconds; else for humans, with seconds.
-    """
-    if at is None:
-        return None
+def moment(at: float) -> str:
+    """The same as text. Only a foreign value names a time after the year 9999."""
     try:
-        there = local_time(at)
+        return local_time(at).isoformat(" ", "seconds")
     except (OverflowError, ValueError, OSError):
-        return None if iso else "after the year 9999"
-    return there.isoformat(*(("T", "milliseconds") if iso else (" ", "seconds")))
+        return "after the year 9999"
 
 
 def _escaped(char: str) -> str:
@@ -137,10 +124,10 @@ def detail(
         yield f"Waiting, {lock.waiters if lock else len(found.waiters)} in all, the next first:"
         rows = (
             (
-                place(one.owner),
+                waiter(one),
                 duration(one.waiting_for),
                 doing(one.owner),
-                moment(found.server_time - one.waiting_for, iso=False),
+                moment(found.server_time - one.waiting_for),
             )
             for one in found.waiters
         )
@@ -153,8 +140,11 @@ def detail(
     if found.past:
         yield ""
         yield "Held before, the latest first:"
+        # One of several permits; a lock without a limit has no such column.
+        permits = any(lease.permit for lease in found.past)
         past = (
             (
+                *(lease.permit,) * permits,
                 f"{duration(found.server_time - lease.since)} ago",
                 duration(lease.owner.waited) if lease.owner.waited else "-",
                 duration(lease.lasted),
@@ -162,17 +152,25 @@ def detail(
                 place(lease.owner),
                 doing(lease.owner),
                 lease.id,
-                moment(lease.since, iso=False),
+                moment(lease.since),
             )
             for lease in reversed(found.past)
         )
-        of_past = ("TAKEN", "WAITED", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE", "TAKEN AT")
+        headers = ("TAKEN", "WAITED", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE", "TAKEN AT")
+        of_past = ("PERMIT",) * permits + headers
         yield from indented(table(of_past, past, within))
 
 
 def meant(similar: Sequence[str]) -> str:
     """A question; "" if no name is similar."""
     return f"Did you mean {' or '.join(map(pasteable, similar))}?" if similar else ""
+
+
+def beginnings(found: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """A sentence about each server whose records begin at its start, so many seconds ago."""
+    for server, ago in found:
+        started = f"at {moment(time.time() - ago)}, {duration(ago)} ago"
+        yield visible(f"The server {server} was started {started}. Records of runs begin there.")
 
 
 def runs(
@@ -246,6 +244,11 @@ def place(owner: Owner) -> str:
     return owner.place or "unknown"
 
 
+def waiter(one: Waiter) -> str:
+    """The same of a waiter, and whether it is a hold that has not begun."""
+    return f"{place(one.owner)} ({one.note})" if one.note else place(one.owner)
+
+
 def doing(owner: Owner) -> str:
     """The owner's task, request or command; of an operator, the reason."""
     task = " ".join(filter(None, (owner.task, owner.task_id)))
@@ -254,7 +257,7 @@ def doing(owner: Owner) -> str:
 
 def _facts(lock: HeldLock, found: Detail) -> Iterator[str]:
     who = lock.owner
-    taken, ends = (moment(at, iso=False) for at in found.moments)
+    taken, ends = (None if at is None else moment(at) for at in found.moments)
     facts = {
         "name": pasteable(lock.name),
         "alias": lock.alias,
@@ -296,11 +299,11 @@ def _expiry(lock: HeldLock) -> str:
 def _record(found: Record) -> Iterator[str]:
     """The lines of one record."""
     for kind, run in found.last.items():
-        yield visible(f"{kind:14}{run}, at {moment(run.at, iso=False)}")
+        yield visible(f"{kind:14}{run}, at {moment(run.at)}")
     if found.skips:
         yield f"{'skips':14}{found.skips} since the last success"
     for run in found.under_way:
-        since = moment(run.at, iso=False)
+        since = moment(run.at)
         yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}, since {since}")
 
 

@@ -318,6 +318,7 @@ class RunsReply(NamedTuple):
     skips: int  # Since the last success.
     abandoned: bytes
     skipped: bytes  # See stored.read_skips().
+    by_job: Sequence[bytes] = ()  # The skips of each job, see stored.read_skips_of_job().
 
     @property
     def unended_lease_id(self) -> str:

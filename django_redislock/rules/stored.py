@@ -106,6 +106,7 @@ class Owner:
     deferred: str = ""
     waited: float = 0.0  #: Seconds for which it was queued, if at least one; added by the server.
     traceparent: str = ""  #: The span in which it asks, as W3C Trace Context writes it.
+    birth: str = ""  #: Tells its process from others with the same pid: see process.py.
 
     @cached_property
     def packed(self) -> bytes:
@@ -325,6 +326,14 @@ def read_skips(note: bytes) -> tuple[float, ...]:
     """When runs were skipped last, in seconds since the epoch, the oldest first."""
     times = note.decode(errors="replace").split(",")
     return tuple(int(time) / 1000 for time in times if time and is_number(time))
+
+
+def read_skips_of_job(note: bytes) -> tuple[str, int, tuple[float, ...]]:
+    """Read JOB "|" how many "|" when(ms) ",": the job, its skips, and when the last ones were."""
+    rest, _, times = note.rpartition(b"|")
+    job, _, count = rest.decode(errors="replace").rpartition("|")
+    task = Owner.unpack(f'{{"task":"{job}"}}').task
+    return task, int(count) if is_number(count) else 0, read_skips(times)
 
 
 class NotedRun(NamedTuple):

@@ -84,6 +84,7 @@ def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
     assert set(found) == {
         "server",
         "version",
+        "start",
         "cluster",
         "rights",
         "scripting",

@@ -114,6 +114,18 @@ def test_a_job_is_explained_over_all_its_locks() -> None:
     assert "It ended well" in locks_command("explain", "lottery.tasks.draw", "--job").out
 
 
+def test_a_job_is_explained_with_its_completed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        add_run(f"lottery:{number}", 90 - number)
+    add_run("other", task="other.tasks.draw")
+    told = locks_command("explain", "lottery.tasks.draw", "--job", "--json").json
+    assert [one["lock"] for one in told["facts"]] == [f"lottery:{number}" for number in range(3)]
+    monkeypatch.setattr(explain, "MOST_EXAMINED", 2)
+    told = locks_command("explain", "lottery.tasks.draw", "--job", "--json").json
+    assert [one["lock"] for one in told["facts"]] == ["lottery:1", "lottery:2"]
+    assert told["notes"] == ["Only the last 2 completed runs were looked at."]
+
+
 def test_a_job_is_explained_over_all_aliases_that_answer(settings: Any) -> None:
     settings.REDISLOCK = settings.REDISLOCK | {
         "other": settings.REDISLOCK["default"] | {"KEY_PREFIX": "other"},

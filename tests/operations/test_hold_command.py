@@ -113,6 +113,26 @@ def test_a_hold_begins_after_the_holder_and_before_all_waiters(place: Place) -> 
     assert before.result(HUNG) <= after.result(HUNG)
 
 
+def test_a_hold_that_has_not_begun_reads_as_pending(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held_by("lottery"):
+        status, says = locks_command("hold", "lottery", "--for", "2h", "--reason", "upgrade")
+        assert status == 0
+        assert re.fullmatch(
+            r"Pending: lottery, until .*, for 2 h 00 min; the hold begins when the lease in its way"
+            r" is over\.\n",
+            says,
+        )
+        assert "a hold is pending, for 7200 s" in caplog.text
+        assert re.search(r"by manage\.py locks \(pending hold\) .* upgrade", show())
+    assert "pending" not in show()
+
+
+def show() -> str:
+    return locks_command("show", "lottery")[1]
+
+
 @in_turn
 def test_a_hold_that_has_not_begun_can_be_ended_and_its_holder_never_is(place: Place) -> None:
     with held_by("lottery"):
@@ -293,8 +313,7 @@ def test_without_a_time_zone_in_the_settings_commands_tell_times_in_that_of_the_
     status, says = locks_command("hold", "lottery", "--for", "2h")
     assert (status, says[:20]) == (0, "Held: lottery, until")
     shown = json.loads(locks_command("show", "lottery", "--json")[1])
-    taken = datetime.fromisoformat(shown["taken_at"])
-    assert taken.utcoffset() == taken.astimezone().utcoffset()
+    taken = datetime.fromtimestamp(shown["taken_at"]).astimezone()
     for act in ("show", "explain"):
         status, says = locks_command(act, "lottery")
         assert status == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pty
 import re
@@ -16,18 +17,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest.mock import patch
+from unittest.mock import Mock, patch
+from zoneinfo import ZoneInfo
 
 import django
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_redislock import distributed_lock, held, task_runs
+from django_redislock import distributed_lock, held, process, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.lock import Lock
 from django_redislock.management import live_view, table
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
+from django_redislock.management.console import logging_afterwards
 from django_redislock.process import is_gone
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import RunMarker
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Locks, MakeProxy, Spawn
     from tests.support.nursery import Fork
+    from tests.support.servers import Server
 
     Running = Fork | subprocess.Popen[bytes]
 
@@ -235,7 +239,6 @@ def test_a_foreign_key_may_expire_after_the_last_year_that_python_knows(locks: L
     locks.redis.set(lock_keys(locks.prefix, "lottery").lock, "foreign", px=9_000_000_000_000_000)
     assert not distributed_lock("lottery", wait=0).acquire()
     assert locks_command("show", "lottery").status == 0
-    assert locks_command("show", "lottery", "--json").json["expires_at"] is None
     assert locks_command("list").status == 0
 
 
@@ -424,17 +427,92 @@ def test_show_tells_absolute_times_in_the_zone_of_the_settings(
     with distributed_lock("lottery", ttl=60):
         shown = locks_command("show", "lottery", "--json").json
         (past,) = shown["past"]
-        for at, iso in ((past["since"], past["taken_at"]), (past["until"], past["ended_at"])):
-            assert datetime.fromisoformat(iso).timestamp() == pytest.approx(at, abs=0.001)
-        taken, ends = map(datetime.fromisoformat, (shown["taken_at"], shown["expires_at"]))
-        assert (ends - taken).total_seconds() == pytest.approx(60, abs=1)
-        assert taken.timestamp() >= past["until"] - 0.002
+        assert shown["expires_at"] - shown["taken_at"] == pytest.approx(60, abs=1)
+        assert shown["taken_at"] >= past["until"] - 0.002
+        taken, before = (
+            datetime.fromtimestamp(at, ZoneInfo(zone)) for at in (shown["taken_at"], past["since"])
+        )
         text = locks_command("show", "lottery").out
         assert re.search(rf"(?m)^taken at    {taken:%F %T}{re.escape(offset)}$", text)
         assert re.search(rf"(?m)^expires at  \d{{4}}-.* \d\d:\d\d:\d\d{re.escape(offset)}$", text)
-        assert f"  {datetime.fromisoformat(past['taken_at']):%F %T}{offset}" in text
+        assert f"  {before:%F %T}{offset}" in text
     shown = locks_command("show", "lottery", "--json").json
     assert "taken_at" not in shown
+
+
+@pytest.mark.parametrize("act", ["list", "runs", "watch", "explain x", "explain x --job"])
+@pytest.mark.django_db
+def test_a_silent_server_is_no_empty_document(settings: Any, act: str) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    outcome = locks_command(*act.split(), "--json")
+    assert (outcome.status, outcome.out) == (3, "")
+    assert "The server 127.0.0.1:1 (default) cannot answer" in outcome.err
+
+
+def test_show_tells_the_past_of_all_permits() -> None:
+    for number, task_id in enumerate(("first", "second"), start=1):
+        with ExitStack() as stack:
+            for _ in range(number - 1):
+                stack.enter_context(distributed_lock("gpu", limit=2, ttl=60))
+            with busy_with(Activity(task="video", task_id=task_id)):
+                stack.enter_context(distributed_lock("gpu", limit=2, ttl=60)).renew()
+    past = locks_command("show", "gpu", "--json").json["past"]
+    known = [(one["task_id"], one["permit"]) for one in past]
+    assert known == [("first", "1/2"), ("second", "2/2")]
+    assert re.search(r"PERMIT  TAKEN .*\n  2/2 .*\n  1/2 ", locks_command("show", "gpu").out)
+    (only,) = locks_command("show", "gpu#2", "--json").json["past"]
+    assert only["task_id"] == "second"
+
+
+def test_audit_lines_on_the_terminal_come_after_the_answer(settings: Any) -> None:
+    with held_by("lottery"), held_by("nightly"):
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m django locks release lottery nightly --yes 2>&1"],
+            cwd=ROOT,
+            env=environment(settings),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=HUNG,
+            check=True,
+        )
+    _headers, _first, _second, answer, *audit = done.stdout.splitlines()
+    assert answer == "Released 2 locks."
+    assert ["released by" in line for line in audit] == [True, True]
+
+
+def test_a_log_file_has_an_audit_line_at_once(tmp_path: Path) -> None:
+    handler = logging.FileHandler(tmp_path / "audit.log")
+    held.audit.addHandler(handler)
+    try:
+        with logging_afterwards(held.audit):
+            held.audit.warning("at once")
+            assert (tmp_path / "audit.log").read_text() == "at once\n"
+    finally:
+        held.audit.removeHandler(handler)
+        handler.close()
+
+
+def test_a_server_that_came_back_empty_is_said_to_begin_there(
+    locks: Locks, own_server: Server
+) -> None:
+    locks.on(own_server)
+
+    def says(*args: str) -> str:
+        return "".join(locks_command(*args)[1:])
+
+    task_runs.note_skip("nightly", "busy", using="default")
+    begins = r"The server \S+ \(default\) was started at \d.* ago\. Records of runs begin there\."
+    own_server.restart()
+    wait_until(lambda: re.search(begins, says("runs")))
+    for args in (("show", "nightly"), ("runs", "nightly")):
+        assert re.search(begins, says(*args))
+    assert re.search(
+        r"start  .* ago; records of runs begin there", says("doctor", "--alias", "default")
+    )
+    ran("nightly")
+    assert not re.search(begins, says("runs"))  # All is well.
+    own_server.client().config_set("appendonly", "yes")
+    assert "records of runs begin there" not in says("doctor", "--alias", "default")
 
 
 def test_show_of_a_free_lock_says_whether_anything_is_known_of_it() -> None:
@@ -451,10 +529,12 @@ def test_of_a_misspelt_name_similar_ones_are_shown() -> None:
         shown = locks_command("show", "lotery", "--json").json
         assert (shown["state"], shown["known"]) == ("free", False)
         assert shown["similar"] == ["lottery", "lottery:1"]
-        text = locks_command("show", "lotery").out
-        assert "Nothing is known of it" in text
-        assert "Did you mean lottery or lottery:1?" in text
-        assert "Did you mean" not in locks_command("show", "x").out
+        outcome = locks_command("show", "lotery")
+        assert outcome.status == locks_command("show", "lotery", "--json").status == 1
+        assert "lotery: Nothing is known of it" in outcome.err
+        assert "Did you mean lottery or lottery:1?" in outcome.err
+        assert "Did you mean" not in locks_command("show", "x").err
+        assert locks_command("show", "TTERY:", "--json").json["similar"] == ["lottery:1"]
         outcome = locks_command("release", "lotery", "--yes")
         assert outcome.status == 1
         assert "Nobody holds it. Did you mean lottery or lottery:1?" in outcome.err
@@ -497,7 +577,7 @@ def run_until_killed(name: str) -> None:
 
 
 def test_runs_tells_what_became_of_each_task(spawn: Spawn) -> None:
-    assert locks_command("runs").out == "No run of a task is known.\n"
+    assert locks_command("runs").out.startswith("No run of a task is known.\n")
     child = spawn(run_until_killed, "killed")
     child.read()
     child.kill()
@@ -507,7 +587,7 @@ def test_runs_tells_what_became_of_each_task(spawn: Spawn) -> None:
         raise ZeroDivisionError
     task_runs.note_skip("nightly", "busy", using="default")
     with running("hourly", "third"):
-        lines = {line.split()[0]: line for line in locks_command("runs").out.splitlines()}
+        lines = {line.split()[0]: line for line in locks_command("runs").out.splitlines()[:4]}
         assert sorted(lines) == ["NAME", "hourly", "killed", "nightly"]
         assert list(lines)[-1] == "killed"  # The last to run comes first.
         by_name = {one["name"]: one for one in locks_command("runs", "--json").json}
@@ -576,7 +656,8 @@ def test_of_all_locks_of_a_task_the_latest_success_counts(
     fresh = (*chosen, "--no-success-for", "26h", "--fail")
     ran("nightly")
     unknown = locks_command("runs", *fresh)
-    assert (unknown.status, unknown.out) == (1, f"No run is known of {' '.join(chosen)}.\n")
+    assert unknown.status == 1
+    assert unknown.out.startswith(f"No run is known of {' '.join(chosen)}.\n")
     assert unknown.err == f"No success of {' '.join(chosen)} in the last 1 d 2 h."
     for day in ("2026-11-21", "2026-11-22", "2026-11-23"):
         ran(f"report:{day}", day, task="tasks.report")
@@ -1026,27 +1107,72 @@ def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn: S
     assert held.get("lottery") is not None
 
 
+HERE, OURS = socket.gethostname(), process.current.birth
+BOOT, NAMESPACE, STARTED = OURS.split(".")
+
+
+OTHER_CONTAINER = f"{BOOT}.{int(NAMESPACE) + 1}.{STARTED}"
+BEFORE_THIS_BOOT = f"another.{NAMESPACE}.{STARTED}"
+NOBODYS = 2**22 + 1  # Greater than any process id on Linux.
+
+
 @pytest.mark.parametrize(
-    ("host", "pid", "answer"),
+    ("host", "pid", "birth", "answer"),
     [
-        pytest.param(socket.gethostname(), os.getpid(), False, id="this process"),
-        (socket.gethostname(), 1, False),
-        (socket.gethostname(), 2**22 + 1, True),  # Greater than any on Linux.
-        (socket.gethostname(), 2**80, False),
-        (socket.gethostname(), 0, False),
-        (socket.gethostname(), -1, False),
-        (socket.gethostname(), None, False),
-        ("another-host", 2**22 + 1, False),
-        ("", 2**22 + 1, False),
+        pytest.param(HERE, os.getpid(), OURS, False, id="this process"),
+        pytest.param(HERE, os.getpid(), f"{BOOT}.{NAMESPACE}.1", True, id="its id before"),
+        pytest.param(HERE, NOBODYS, OURS, True, id="no process"),
+        pytest.param(HERE, NOBODYS, OTHER_CONTAINER, False, id="in another container"),
+        pytest.param(HERE, NOBODYS, BEFORE_THIS_BOOT, False, id="before this boot"),
+        pytest.param(HERE, NOBODYS, "", False, id="of an older version"),
+        pytest.param(HERE, 2**80, OURS, False, id="no process id"),
+        pytest.param(HERE, 0, OURS, False, id="0"),
+        pytest.param(HERE, -1, OURS, False, id="-1"),
+        pytest.param(HERE, None, OURS, False, id="unknown"),
+        pytest.param("another-host", NOBODYS, OURS, False, id="on another host"),
+        pytest.param("", NOBODYS, OURS, False, id="on no host"),
     ],
 )
-def test_only_what_surely_does_not_exist_is_gone(host: str, pid: int | None, answer: bool) -> None:
-    assert is_gone(host, pid) is answer
+def test_only_what_surely_does_not_exist_is_gone(
+    host: str, pid: int | None, birth: str, answer: bool
+) -> None:
+    assert is_gone(host, pid, birth) is answer
 
 
-def test_another_users_process_is_not_gone() -> None:
+def test_a_container_knows_its_own_dead_processes_and_no_others(settings: Any) -> None:
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespace can be made here")
+    setup = "import django, os; django.setup(); from django_redislock import distributed_lock, held"
+    take = "distributed_lock('lottery', ttl=600, renew=False).acquire(); os._exit(0)"
+    look = "print(held.get('lottery').gone)"
+    python = f'{sys.executable} -c "{setup}; '
+    done = subprocess.run(
+        [*unshare, "sh", "-c", f'{python}{take}" && {python}{look}"'],
+        cwd=ROOT,
+        env=environment(settings),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=HUNG,
+        check=True,
+    )
+    assert done.stdout == "True\n"
+    found = held.get("lottery")
+    assert found is not None
+    assert found.gone is False
+    assert "Would release" not in locks_command("clean", "--dead-here", "--dry-run").out
+
+
+def test_a_process_that_proc_hides_is_not_gone() -> None:
     with patch.object(os, "kill", side_effect=PermissionError):
-        assert is_gone(socket.gethostname(), 4711) is False
+        assert is_gone(HERE, NOBODYS, OURS) is False
+
+
+def test_without_proc_nobody_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "current", process.Process())
+    monkeypatch.setattr(os, "readlink", Mock(side_effect=FileNotFoundError))
+    assert process.current.birth == ""
+    assert is_gone(HERE, NOBODYS, OURS) is False
 
 
 def test_clean_frees_more_locks_than_a_list_shows(
@@ -1234,7 +1360,7 @@ def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
-@pytest.mark.parametrize("arguments", ["", "runs --json", "metrics --no-doctor", "show x"])
+@pytest.mark.parametrize("arguments", ["", "runs --json", "metrics --no-doctor", "list --json"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_disk_without_room_for_the_output_is_a_message(
     settings: Any, arguments: str, unbuffered: str
@@ -1547,9 +1673,9 @@ def terminal(settings: Any) -> Iterator[Callable[..., tuple[Running, Any]]]:
         return process, read
 
     yield run
-    for process, ours in started:
-        process.kill()
-        process.wait(HUNG)
+    for one, ours in started:
+        one.kill()
+        one.wait(HUNG)
         os.close(ours)
 
 
@@ -1586,9 +1712,10 @@ def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
 def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
     with held_by("x" * 200):
         lines, _ = live_view.LiveView(["default"]).look(24, columns)
-        (line,) = (line for line in lines if "xxx" in line)
-        assert "x...  held" in line
-        assert "web-3:4711" in line
+        name, row, *_ = lines[lines.index("") + 2 :]
+        assert name.endswith("x...") or row.startswith(" ")
+        assert "held" in row
+        assert "web-3:4711" in "".join(lines)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
@@ -1605,16 +1732,22 @@ def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) 
     assert all(table.width(line) <= columns for line in shown)
     rows = [line for line in shown if "宝くじ" in line and "taken" not in line]
     assert f"{30 - len(rows)} more" in shown
-    assert "  no ro" in shown[0] or columns > 100
-    if columns == 80:
-        assert shown[0].endswith("no room for: LEASE")
-        assert "HOLDER" in shown[2]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_watch_shows_holder_and_task_of_each_lock_also_on_a_narrow_screen(columns: int) -> None:
+    with held_by("lottery", task="lottery.tasks.draw"), held_by("nightly", task="shop.tasks.pay"):
+        shown, _ = live_view.LiveView(["default"]).look(24, columns)
+    text = "\n".join(shown)
+    assert text.count("web-3:4711") == 2
+    assert "lottery.tasks.draw" in text
+    assert "shop.tasks.pay" in text
+    assert all(table.width(line) <= columns for line in shown)
 
 
 def test_watch_with_room_for_all_leaves_nothing_out() -> None:
     with held_by("lottery"):
         shown, _ = live_view.LiveView(["default"]).look(24, 120)
-    assert "no room" not in shown[0]
     assert not any("more" in line for line in shown)
 
 

@@ -332,6 +332,7 @@ def test_after_a_success_it_cools_down_or_is_done(start: Callable[..., Job]) -> 
     status, line = here("short", "--", "true")
     assert status == 75
     assert line.startswith("Skipped: 'short' cools down after ")
+    assert re.search(r" ago, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line)
     assert start("daily", "--once", "1d", "--", "true").wait() == 0
     status, line = here("daily", "--once", "1d", "--", "true")
     assert status == 0

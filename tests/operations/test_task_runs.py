@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, held
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
 from django_redislock.lock import Lock
@@ -245,6 +245,57 @@ def test_what_somebody_else_wrote_spoils_no_record(place: ServerPlace) -> None:
 
 
 @everywhere
+def test_a_call_that_came_again_and_ended_has_not_never_ended(place: Place) -> None:
+    """The broker delivers the call of a killed process again; others run after it."""
+    for limit in (0, 2):
+        name = f"nightly {limit}"
+        gone = Lock(name, Options(ttl=0.3, renew=False, limit=limit), RunMarker("killed", 60))
+        with busy_with(Activity(task="lottery.tasks.draw", task_id="killed")):
+            assert gone.acquire()
+        wait_until(lambda name=name: ids(known(name).last_unended) == ["killed"])
+        with ExitStack() as first_permit:
+            if limit:  # So the call comes back to the second one.
+                first_permit.enter_context(distributed_lock(name, limit=2, ttl=60))
+            for id_ in ("killed", "next"):
+                with (
+                    busy_with(Activity(task="lottery.tasks.draw", task_id=id_)),
+                    Lock(name, Options(ttl=10, wait=5, limit=limit), RunMarker(id_, 60)),
+                ):
+                    pass
+        assert known(name).last_unended is None
+        assert ids(known(name).last_success) == ["next"]
+
+
+@everywhere
+def test_a_job_has_its_own_skips_although_another_shares_its_lock(place: Place) -> None:
+    def run(job: str) -> None:
+        with busy_with(Activity(task=job)), Lock(NAME, Options(ttl=10), RunMarker("", 60)):
+            pass
+
+    def skip(job: str) -> None:
+        with busy_with(Activity(task=job)):
+            task_runs.note_skip(NAME, "busy", using="default")
+
+    def skips(job: str) -> tuple[int, int] | None:
+        found = held.job(job)
+        return found and (found.skips, len(found.skipped_at))
+
+    odd = 'jobs."nüll|b\\'
+    for job in ("jobs.a", "jobs.b", "jobs.b", odd):
+        skip(job)
+    assert [skips(job) for job in ("jobs.a", "jobs.b", odd)] == [(1, 1), (2, 2), (1, 1)]
+    run("jobs.a")
+    assert [skips(job) for job in ("jobs.a", "jobs.b", odd)] == [(0, 0), (2, 2), (1, 1)]
+    assert record().skips == 0  # Of the lock.
+
+
+def known(name: str) -> held.Record:
+    found = held.record(name)
+    assert found is not None
+    return found
+
+
+@everywhere
 def test_json_of_a_record_has_the_documented_keys(place: Place) -> None:
     with running("first"):
         pass
@@ -261,6 +312,7 @@ def test_json_of_a_record_has_the_documented_keys(place: Place) -> None:
         "skips",
         "under_way",
         "skipped_at",
+        "by_job",
     ]
     assert found["last_failure"] is found["last_skip"] is found["last_unended"] is None
     (run,) = found["under_way"]

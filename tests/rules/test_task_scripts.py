@@ -421,7 +421,7 @@ def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
 
 
 def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
-    assert server.run(scripts.RUNS) == [str(server.ms), "", "", "", "", [], 0, "", ""]
+    assert server.run(scripts.RUNS) == [str(server.ms), "", "", "", "", [], 0, "", "", []]
     finish(server, "success")
     finish(server, "failure")
     ended = [f"{server.ms - ago}|250||o" for ago in (250, 0)]
@@ -442,6 +442,7 @@ def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
         0,
         f"{head}late|o",
         f"{server.ms},",
+        [f"|1|{server.ms},"],
     ]
 
 

@@ -500,7 +500,7 @@ def test_a_page_of_names_has_all_that_any_server_knows_with_the_greatest_scores(
 
 def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so() -> None:
     def noted(last: bytes, unended: bytes, *started: bytes) -> list[Any]:
-        return [b"9", last, b"", b"", unended, list(started), 0, b"", b""]
+        return [b"9", last, b"", b"", unended, list(started), 0, b"", b"", []]
 
     ended, begun = b"100|5||owner", b"|90|0|%s|owner" % A
     first, second = noted(b"", b"", begun), noted(ended, b"")
@@ -521,7 +521,9 @@ def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so() -> None:
 
 def test_of_what_was_noted_the_last_counts() -> None:
     old = [b"9", b"100|5||owner", b"", b"", b"", [], 3, b"70|0|often|owner", b"40,50,60,"]
+    old.append([b"jobs.a|2|40,50,", b"jobs.b|1|60,"])
     new = [b"1", b"100|5||owner", b"200|5||owner", b"", b"", [], 1, b"60|0|often|owner", b"60,"]
+    new.append([b"jobs.a|1|60,"])
     # What was skipped since that success, the second server has not seen in full.
     assert merged(scripts.RUNS, old, new, old) == [*new[:6], 3, *old[7:]]
     past = (
@@ -537,13 +539,16 @@ def test_of_what_was_noted_the_last_counts() -> None:
 
 def test_the_last_run_of_each_kind_counts_whichever_server_has_noted_it() -> None:
     # The first server has missed a success, and has noted a skip later than the others.
-    stale = [b"9", b"100|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 9, b"", b""]
-    fresh = [b"9", b"200|5||o", b"", b"300|0|busy|o", b"", [], 1, b"", b""]
-    last = [b"9", b"200|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 1, b"", b""]
+    stale = [b"9", b"100|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 9, b"", b"", []]
+    fresh = [b"9", b"200|5||o", b"", b"300|0|busy|o", b"", [], 1, b"", b"", []]
+    last = [b"9", b"200|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 1, b"", b"", []]
     assert merged(scripts.RUNS, stale, fresh, fresh) == last
     # One that no server knows to have ended is shown, though another one has begun since.
     never, newer = b"90|0|%s|owner" % A, b"210|0|%s|owner" % B
-    one, another = [*fresh[:4], never, [], 1, b"", b""], [*fresh[:4], newer, [], 1, b"", b""]
+    one, another = (
+        [*fresh[:4], never, [], 1, b"", b"", []],
+        [*fresh[:4], newer, [], 1, b"", b"", []],
+    )
     assert merged(scripts.RUNS, one, one, another)[4] == never
 
 

@@ -16,6 +16,7 @@ import math
 import random
 from collections import ChainMap, Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import clock
@@ -47,7 +48,7 @@ from django_redislock.rules.replies import (
     read_try,
 )
 from django_redislock.rules.steps import Answer, Call, NotDone, Refused, Trouble, Unanswered
-from django_redislock.rules.stored import HOLD, Owner, noted_at, token_in
+from django_redislock.rules.stored import HOLD, Owner, noted_at, read_skips_of_job, token_in
 
 if TYPE_CHECKING:
     from django_redislock.backends.quorum.fences import Fences
@@ -684,8 +685,19 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
         # Skips count from the last success on.
         skips=max(one.skips for one in answers if one.success == success),
         skipped=max((one.skipped for one in answers), key=len),
+        by_job=_most_skips(one.by_job for one in answers if one.success == success),
     )
     return [*merged]
+
+
+def _most_skips(answers: Iterable[Sequence[bytes]]) -> list[bytes]:
+    """Of each job, the note of the server that has counted most of its skips."""
+    most: dict[str, bytes] = {}
+    for note in chain(*answers):
+        job, count, _ = read_skips_of_job(note)
+        if job not in most or count > read_skips_of_job(most[job])[1]:
+            most[job] = note
+    return sorted(most.values())
 
 
 def _calls(replies: list[Any], of: int) -> list[Any]:

@@ -44,14 +44,15 @@ from django_redislock.management.console import (
     USAGE,
     Console,
     finish,
+    logging_afterwards,
     operator,
 )
 from django_redislock.management.live_view import LiveView
-from django_redislock.management.terminal import moment, pasteable
+from django_redislock.management.terminal import pasteable
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
@@ -111,7 +112,8 @@ class Command(BaseCommand):
         """Do one act; errors become exit statuses."""
         self.console = Console(self.stdout, self.stderr, json=options["json"])
         try:
-            getattr(self, f"_{act}")(**options)
+            with logging_afterwards(held.audit):
+                getattr(self, f"_{act}")(**options)
         except held.PROBLEMS as error:
             problem = held.problem(error, options["alias"] or DEFAULT_ALIAS)
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
@@ -123,7 +125,8 @@ class Command(BaseCommand):
         using = aliases.named(alias)
         found = aliases.listed(using, limit, arguments.selection(options))
         if options["json"]:
-            self.console.print_json([lock.as_dict() for lock in found.locks])
+            locks = [lock.as_dict() for lock in found.locks]
+            self.console.print_json(locks, known=bool(locks) or not found.problems)
         elif found.locks:
             several = len(using) > 1
             columns = self.console.columns
@@ -142,31 +145,39 @@ class Command(BaseCommand):
         record = held.record_of(detail)
         unknown = held.unknown(detail, record)
         similar = held.similar(detail.name, using=detail.alias) if unknown else []
-        if not options["json"]:
-            self.console.print(terminal.detail(detail, record, self.console.columns))
-            self.console.print(filter(None, (unknown, terminal.meant(similar))))
-            return
+        if options["json"]:
+            self._show_json(detail, record, similar, known=not unknown)
+        else:
+            if not unknown:
+                self.console.print(terminal.detail(detail, record, self.console.columns))
+            if not (detail.past and (record is None or record.last_success)):
+                self.console.print(terminal.beginnings(aliases.beginnings([detail.alias])))
+        if unknown:
+            says = f"{pasteable(detail.name)}: {unknown} {terminal.meant(similar)}".rstrip()
+            raise CommandError(says, returncode=FOUND)
+
+    def _show_json(
+        self,
+        detail: held.Detail,
+        record: held.Record | None,
+        similar: Sequence[str],
+        *,
+        known: bool,
+    ) -> None:
         free = {"name": detail.name, "alias": detail.alias, "state": "free"}
         taken, ends = detail.moments
-        times = {"taken_at": moment(taken), "expires_at": moment(ends)}
+        times = {"taken_at": _rounded(taken), "expires_at": _rounded(ends)}
         self.console.print_json(
             {
                 **({**detail.lock.as_dict(), **times} if detail.lock else free),
                 "others": [lock.as_dict() for lock in detail.others],
                 "waiting": [
-                    {**one.as_dict(), "queued_at": moment(detail.server_time - one.waiting_for)}
+                    {**one.as_dict(), "queued_at": _rounded(detail.server_time - one.waiting_for)}
                     for one in detail.waiters
                 ],
-                "past": [
-                    {
-                        **lease.as_dict(),
-                        "taken_at": moment(lease.since),
-                        "ended_at": moment(lease.until),
-                    }
-                    for lease in detail.past
-                ],
+                "past": [lease.as_dict() for lease in detail.past],
                 "runs": record and record.as_dict(),
-                "known": not unknown,
+                "known": known,
                 "similar": similar,
             }
         )
@@ -369,6 +380,10 @@ class Command(BaseCommand):
         question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
         table = partial(terminal.locks, locks)
         self.console.confirm(question, table=table, yes=yes, done="released")
+
+
+def _rounded(at: float | None) -> float | None:
+    return None if at is None else round(at, 3)
 
 
 def _why_not_released(name: str, using: str) -> str:
