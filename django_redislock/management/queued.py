@@ -64,7 +64,7 @@ def forget(
                     "alias": using,
                     "task": calls.queued_task,
                     "id": calls.queued,
-                    "until": moment(calls.queued_until),
+                    "until": round(calls.queued_until or 0.0, 3),
                     "forgotten": not dry_run,
                 }
                 for name, calls in found
@@ -72,7 +72,12 @@ def forget(
         )
     elif found:
         rows = [
-            (pasteable(name), calls.queued_task or "-", calls.queued, moment(calls.queued_until))
+            (
+                pasteable(name),
+                calls.queued_task or "-",
+                calls.queued,
+                moment(calls.queued_until or 0.0),
+            )
             for name, calls in found
         ]
         console.print(table(("NAME", "TASK", "ID", "UNTIL"), rows, console.columns))
