@@ -439,10 +439,13 @@ def hold(
             using,
             outcome.reason,
         )
-    begun = isinstance(outcome, flows.Granted)
-    text = f"Lock %r (%s): {'held' if begun else 'a hold is pending,'} for %.0f s by %r, reason %r"
     extra = logs.of(lock=request.name, alias=using, lease=request.id, reason=reason or None)
-    audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
+    if begun := isinstance(outcome, flows.Granted):
+        text = "Lock %r (%s): held for %.0f s by %r, reason %r"
+        audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
+    else:
+        text = "Lock %r (%s): a hold is pending, for %.0f s by %r, reason %r"
+        audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
     return begun
 
 

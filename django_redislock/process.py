@@ -24,20 +24,39 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
+class cached_property(Generic[Value]):  # noqa: N801 - it is the standard library's, but for this
+    """As functools.cached_property, without the mutex that it has before Python 3.12.
+
+    A fork while the mutex is taken would leave it taken in the child, which would wait for ever.
+    """
+
+    def __init__(self, function: Callable[[Any], Value]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, one: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, one: object, owner: type) -> Value: ...
+    def __get__(self, one: object, owner: type) -> Self | Value:
+        if one is None:
+            return self
+        value: Value = self._function(one)
+        vars(one)[self._function.__name__] = value  # Found before this from now on.
+        return value
+
+
 class Process:
     """One process. It is told apart from others by identity: process ids are used again."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._birth: str | None = None
 
-    @property
+    @cached_property
     def birth(self) -> str:
         """Tells it from all others, also in other programs, hosts and containers; "" if unknown."""
-        if self._birth is None:
-            where, started = _namespace(), _start_of(self.pid)
-            self._birth = f"{where}.{started}" if where and started else ""
-        return self._birth
+        where, started = _namespace(), _start_of(self.pid)
+        return f"{where}.{started}" if where and started else ""
 
 
 class Forked(Protocol):
@@ -69,28 +88,6 @@ def this() -> Process:
     if os.getpid() != pid:
         _notice_fork()
     return current
-
-
-class cached_property(Generic[Value]):  # noqa: N801 - it is the standard library's, but for this
-    """As functools.cached_property, without the mutex that it has before Python 3.12.
-
-    A fork while the mutex is taken would leave it taken in the child, which would wait for ever.
-    """
-
-    def __init__(self, function: Callable[[Any], Value]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    @overload
-    def __get__(self, one: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, one: object, owner: type) -> Value: ...
-    def __get__(self, one: object, owner: type) -> Self | Value:
-        if one is None:
-            return self
-        value: Value = self._function(one)
-        vars(one)[self._function.__name__] = value  # Found before this from now on.
-        return value
 
 
 def is_gone(host: str, pid: int | None, birth: str) -> bool:

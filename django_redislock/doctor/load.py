@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_redislock.backends.registry import backends
@@ -49,8 +50,9 @@ def _load(server: Server) -> Load:
 def start(server: Server) -> Iterator[Finding]:
     """When it was started, and whether its records begin there: it may have come back empty."""
     if "uptime_in_seconds" in server.info:
-        since = server.number("uptime_in_seconds")
-        begin = "; records of runs begin there" if _records_begin_at(server, since) else ""
+        since, begin = server.number("uptime_in_seconds"), ""
+        with suppress(LockUnavailable):  # Without the rights to ask, that is another finding.
+            begin = "; records of runs begin there" if _records_begin_at(server, since) else ""
         yield Finding("start", "ok", f"{duration(since)} ago{begin}")
 
 

@@ -111,7 +111,7 @@ class PermitMachine(RuleBasedStateMachine):
         me, lock = self._awake(number), distributed_lock(NAME, limit=limit)
         if len(self._of(me)) >= limit:
             with pytest.raises(LockMisuse, match="already"):
-                me.does(lock.acquire)
+                me.does(distributed_lock(NAME, limit=limit, wait=HUNG).acquire)
             return
         free = self._free_for(limit)
         granted = me.does(lock.acquire)

@@ -413,7 +413,7 @@ def test_its_transaction_takes_it_again_at_once(again: dict[str, Any], locks: Lo
             with distributed_lock(NAME, **again) as same:
                 assert same is lease
                 with pytest.raises(LockMisuse, match="holds it already"):
-                    distributed_lock(NAME).acquire()
+                    distributed_lock(NAME, wait=1).acquire()
         assert is_held()
     assert is_left_clean(locks)
 
@@ -426,7 +426,7 @@ def test_what_was_taken_again_may_end_after_the_commit(locks: Locks) -> None:
         assert again.acquire()
     assert is_held()
     with pytest.raises(LockMisuse, match="holds it already"):
-        distributed_lock(NAME).acquire()
+        distributed_lock(NAME, wait=1).acquire()
     again.release()
     assert is_left_clean(locks)
 
@@ -782,7 +782,7 @@ def test_the_setting_can_make_it_an_error_before_anything_is_taken(
     locks.configure(RELEASE_BEFORE_COMMIT="error")
     with atomic(using=SHOP):
         with pytest.raises(LockMisuse, match="or pass release_on_commit=True"):
-            distributed_lock(NAME).acquire()
+            distributed_lock(NAME, wait=1).acquire()
         assert is_left_clean(locks)
         with kept():
             pass
@@ -809,7 +809,7 @@ def test_another_value_is_refused(value: Any, locks: Locks) -> None:
     locks.configure(RELEASE_BEFORE_COMMIT=value)
     expected = r"REDISLOCK\['default'\]\['RELEASE_BEFORE_COMMIT'\] must be one of 'warn', 'ignore'"
     with pytest.raises(ImproperlyConfigured, match=expected):
-        distributed_lock(NAME).acquire()
+        distributed_lock(NAME, wait=1).acquire()
 
 
 # ATOMIC_REQUESTS

@@ -196,6 +196,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "state": "held",
         "host": "web-3",
         "pid": 4711,
+        "birth": None,
         "thread": "MainThread",
         "task": "lottery.tasks.draw",
         "task_id": "id-1",
