@@ -1,0 +1,7 @@
+"""The option of tests/wire/."""
+
+from __future__ import annotations
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write-wire", action="store_true", help="write down anew what is sent")
