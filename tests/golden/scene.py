@@ -1,0 +1,81 @@
+"""One scene of locks, waiters and runs, for everything that shows them."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+
+from django_redislock import LockError, distributed_lock, held, single_instance
+from django_redislock.activity import Activity, busy_with
+from django_redislock.holder import current_owner
+from tests.support.others import held_by, waiters
+from tests.support.waiting import wait_until
+
+LONG = {"ttl": 3600, "wait": 3600}
+TASK = Activity(task="shop.tasks.import_catalogue", task_id="3f6c8e1e-6d0f-4d3e-9a38-9b8f2f2f5a10")
+
+
+@contextmanager
+def locks_waiters_and_runs(locks):
+    """Everything that can be seen: it lasts as long as the block."""
+    _runs()
+    with ExitStack() as stack:
+        stack.enter_context(held_by("invoices", task="billing.tasks.run", ttl=1000))
+        stack.enter_context(held_by("gpu", host="gpu-1", ttl=2000, limit=2))
+        stack.enter_context(busy_with(TASK))
+        stack.enter_context(distributed_lock("import:7", ttl=3000))
+        stack.enter_context(distributed_lock("b", "a", ttl=4000))
+        handed = distributed_lock("handed", **LONG)
+        stack.enter_context(handed)
+        handed.lease.hand_over(within=5000)
+        with distributed_lock("cooling", min_hold=6000):
+            pass
+        locks.redis.set(f"{locks.prefix}:{{foreign}}:lock", "of another program", ex=3600)
+        held.hold("paused", lasts=7200, by="ops", reason="the disk is replaced")
+        threads = [_wait_for("import:7") for _ in range(2)]
+        wait_until(lambda: waiters("import:7") == 2)
+        yield
+    for thread in threads:
+        thread.join()
+
+
+def _wait_for(name):
+    def wait():
+        with suppress(LockError), busy_with(Activity(path="/shop/import/")):
+            lock = distributed_lock(name, **LONG)
+            lock.acquire()
+            lock.release()
+
+    thread = threading.Thread(target=wait, name="waiter")
+    thread.start()
+    return thread
+
+
+def _runs():
+    """A success, a failure, a skip, and a run that is done for an hour."""
+
+    def work(fails=False):
+        if fails:
+            raise ValueError("no catalogue")
+
+    report = single_instance("report:{fails}", ttl=60)(work)
+    report()
+    with suppress(ValueError):
+        report(fails=True)
+    with distributed_lock("report:False", **LONG):
+        _run_elsewhere(report)
+    daily = single_instance("daily", ttl=60, once=3600)(work)
+    daily()
+    daily()
+
+
+def _run_elsewhere(function):
+    """Run it in a thread of its own, so that it is another's."""
+    thread = threading.Thread(target=function, name="another")
+    thread.start()
+    thread.join()
+
+
+def command_of_this_process():
+    """What the owner of a lease of this process shows."""
+    return current_owner().command
