@@ -112,7 +112,6 @@ def corners(session: nox.Session) -> None:
     session.notify(f"tests({PYTHONS[0]}, oldest)", PART)
     session.notify(f"tests({FOUND[-1]}, newest)", PART)
     session.notify("wheel")
-    session.notify("pythons", PART)
 
 
 @nox.session(venv_backend="none")
