@@ -126,7 +126,7 @@ class Recorder:
         text = text.replace(socket.gethostname(), "<host>")
         text = re.sub(rf"\b{os.getpid()}\b", "<pid>", text)
         text = re.sub(r"(<host>:<pid>) (pytest|-c)\b", r"\1 <command>", text)
-        text = re.sub(r'"(thread|command)":"[^"]*"', r'"\1":"<\1>"', text)
+        text = re.sub(r'"(thread|command|birth)":"[^"]*"', r'"\1":"<\1>"', text)
         text = re.sub(r"bell:[0-9a-f]+:\d+", "bell:<number>", text)
         text = re.sub(r"'ago': [\d.]+", "'ago': <left>", text)
         text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>", text)
@@ -163,7 +163,7 @@ class Recorder:
 
 
 def _anonymous(owner):
-    known = {"pid": "<pid>", "thread": "<thread>", "command": "<command>"}
+    known = {"pid": "<pid>", "thread": "<thread>", "command": "<command>", "birth": "<birth>"}
     if not isinstance(owner, dict):
         return owner
     return {key: known.get(key, value) for key, value in owner.items()}
