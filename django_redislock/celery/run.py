@@ -169,7 +169,10 @@ class TaskRun(JobRun):
         self.publish_replacement: Callable[[], Any] | None = None  # To be called after its commit.
         if request.headers:
             self.baton = carried(request.headers).get("baton") or ""
-        self.delivered = is_delivered(request)
+        around = running.get()
+        # A body that calls its own task is no other delivery of the message that it came with.
+        calls_itself = isinstance(around, TaskRun) and around.id == self.id
+        self.delivered = is_delivered(request) and not calls_itself
         self._most_starts: int | None = None  # How many starts may not end; None: not counted.
         self.call = ""  # Which of the calls under its id it is, if the caller chose the id.
         if self.delivered:

@@ -9,7 +9,7 @@ from inspect import currentframe
 from typing import Any, TypeGuard
 
 _REASONS = ("busy", "held", "cooling", "done", "duplicate")
-_KEYS = {"skipped", "lock", "holder", "by", "ago", "reason"}
+_KEYS = {"skipped", "lock", "holder", "by", "ago", "reason", "expires_in"}
 
 _ENCODERS = ("json.encoder", "simplejson.encoder")
 

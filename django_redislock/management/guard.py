@@ -114,24 +114,36 @@ class _Guard:
         self._must_end = True
         if self._kill_at == math.inf:
             self._kill_at = time.monotonic() + self._grace
-            for one in _descendants():
+            for one in self._all():
                 _send(signal.SIGTERM, one)
+
+    def _all(self) -> list[int]:
+        """All that must end: the program also where /proc does not tell of it."""
+        found = _descendants()
+        return found if self._status is not None else [*dict.fromkeys([self._program, *found])]
 
     def _is_over(self) -> bool:
         """Await who has ended, end who must. Whether that was the last."""
-        living = _descendants() if self._must_end else []  # First, so that none stays a zombie.
-        with suppress(ChildProcessError):
+        living = self._all() if self._must_end else []  # First, so that none stays a zombie.
+        has_children = True  # As seen from here, nothing can be missed: orphans come to us.
+        try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self._program:
                     status = os.waitstatus_to_exitcode(ended[1])
                     self._status = 128 - status if status < 0 else status
+        except ChildProcessError:
+            has_children = False
         if not self._must_end:
             return self._status is not None
+        foreign: list[int] = []
         if time.monotonic() >= self._kill_at:
             # Those of other users cannot be killed, and nobody awaits them without the lock.
-            living = [one for one in living if _send(signal.SIGKILL, one)]
-        elif self._status is not None and living:
+            foreign = [one for one in living if not _send(signal.SIGKILL, one)]
+            living = [one for one in living if one not in foreign]
+        elif self._status is not None and has_children:
             self._end()
+        if sys.platform == "linux" and has_children and not foreign:
+            return False
         return not living and (self._status is not None or self._alone)
 
     def _seconds_to_wait(self) -> float | None:
@@ -176,16 +188,21 @@ def _descendants() -> list[int]:
 
 
 def _parents() -> list[tuple[int, int]]:
-    """Each process that has not ended, with its parent."""
+    """Each process with its parent; none if nobody tells."""
     found = []
+    with suppress(OSError):
+        if Path("/proc/self").readlink().name != str(os.getpid()):
+            return []  # Of another PID namespace: its numbers mean other processes.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # It has ended meanwhile.
-            state, parent = stat.read_text(errors="replace").rpartition(") ")[2].split()[:2]
-            if state != "Z":
-                found.append((int(stat.parent.name), int(parent)))
+            _, parent = stat.read_text(errors="replace").rpartition(") ")[2].split()[:2]
+            found.append((int(stat.parent.name), int(parent)))
     if found:
         return found
-    ps = subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE)
+    try:
+        ps = subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE)
+    except FileNotFoundError:
+        return []
     rows = [line.split() for line in ps.communicate()[0].splitlines()]
     return [
         (int(process), int(parent))
@@ -196,10 +213,12 @@ def _parents() -> list[tuple[int, int]]:
 
 def _send(number: int, process: int) -> bool:
     """Send a signal. Whether there was somebody to get it."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(process, number)
-        return True
-    return False
+    with suppress(ProcessLookupError):  # It has ended, so it is in nobody's way.
+        try:
+            os.kill(process, number)
+        except PermissionError:
+            return False
+    return True
 
 
 def _was_sent_by_terminal(number: int, pid: int) -> bool:

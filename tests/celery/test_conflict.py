@@ -22,6 +22,18 @@ pytest_plugins = ["tests.celery.project.stage"]
 
 
 @pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("by", ["", "run"])
+def test_a_task_that_calls_itself_is_no_other_delivery_of_its_message(
+    stage: Stage, by: str
+) -> None:
+    key = stage.key()
+    outer, inner = stage.result(stage.send("calling_itself", key, by=by))
+    assert outer == f"did {key}"
+    assert (inner["skipped"], inner["lock"]) == ("busy", key)
+    assert stage.count(key, "start") == 1
+
+
+@pytest.mark.usefixtures("worker")
 class TestRetry:
     """on_conflict="retry": the run comes back, under the same id, and then has its result."""
 

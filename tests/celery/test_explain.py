@@ -141,3 +141,13 @@ def test_a_result_of_another_form_is_neither_a_skip_nor_printed(result: dict[str
         story = locks_command("explain", "the-id").out
     assert "Celery's result backend has the state SUCCESS." in story
     assert "hunter2" not in story
+
+
+@pytest.mark.parametrize("why", ["busy", "held", "cooling", "done", "duplicate"])
+def test_a_skip_with_all_that_may_be_known_of_it_is_one(why: str) -> None:
+    known = {"holder": "web-1:7", "by": "web-2:8", "ago": 1.5, "reason": "so", "expires_in": 3.0}
+    result = {"skipped": why, "lock": "lottery", **known}
+    with celery_app(result_backend="cache+memory://") as app:
+        app.backend.store_result(f"skipped-{why}", result, "SUCCESS")
+        story = locks_command("explain", f"skipped-{why}").out
+    assert f"although the run was skipped (skipped: {why}" in story

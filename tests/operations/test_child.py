@@ -225,6 +225,7 @@ TREES = {
     "in the background": "sleep 600 & wait",
     "deaf": "sh -c 'trap : TERM HUP; echo deaf; while :; do sleep 1; done' & wait",
     "an orphan": "(sh -c 'echo orphan; sleep 600; true' &) ; sleep 600",
+    "a chain": "f() { sleep 0.01; f & }; f & sleep 600",
     "in a session of its own": "setsid sh -c 'echo alone; sleep 600; true' & sleep 600",
 }
 each_tree = pytest.mark.parametrize("script", TREES.values(), ids=TREES)

@@ -168,6 +168,7 @@ class Dialer:
 
     def after_fork(self) -> None:
         """In a forked child: none of the parent's dials is under way."""
+        self._loading: tuple[Any, Future[None]] | None = None
         # No semaphore: if a signal handler dials while its thread does, it would wait for ever.
         self._places: Inbox[_Place] = Inbox()
         for _ in range(DIALS_APART):
@@ -247,7 +248,7 @@ class Dialer:
             raise redis_errors.RedisError(f"for asynchronous connections: {error}") from error
         if hasattr(redis_connection, "ssl_context"):
             redis_connection.ssl_context = self._shared_tls(redis_connection.ssl_context)
-            await _load(redis_connection.ssl_context)
+            await self._load(redis_connection.ssl_context)
         # The first reply of the handshake is the server's HELLO, which this client does not keep.
         replies: list[Any] = []
         read = redis_connection.read_response
@@ -279,6 +280,17 @@ class Dialer:
             _retire_parser(redis_connection)
         # Not above: the other error would be its context, and it is that one's cause.
         raise copy(said)
+
+    async def _load(self, certificates: Any) -> None:
+        """Load them in a thread, since that may take any time. All who ask wait for the same one.
+
+        If it fails, it fails again when a connection uses them, which then raises the error.
+        """
+        loading = self._loading
+        if loading is None or loading[0] is not certificates:
+            loading = certificates, start_in_thread(partial(_get, certificates), DIALING)
+            self._loading = loading
+        await asyncio.shield(asyncio.wrap_future(loading[1]))
 
     def _shared_tls(self, new: Any) -> Any:
         """The certificates for a connection: those of earlier connections, or the *new* ones."""
@@ -324,17 +336,9 @@ _NO_RESP3 = (
 _HELLO = ("HELLO", 2)
 
 
-async def _load(certificates: Any) -> None:
-    """Load them in a thread, since that may take any time; see Dialer.
-
-    If it fails, it fails again when a connection uses them, which then raises the error.
-    """
-
-    def load() -> None:
-        with suppress(Exception):
-            certificates.get()
-
-    await asyncio.shield(asyncio.wrap_future(start_in_thread(load, DIALING)))
+def _get(certificates: Any) -> None:
+    with suppress(Exception):  # It fails again when a connection uses them.
+        certificates.get()
 
 
 def _named(reply: Any) -> dict[Any, Any]:

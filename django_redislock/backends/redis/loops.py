@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
@@ -88,16 +89,20 @@ class Loops:
         Returns:
             Their outcomes; None if no loop with a connection answers.
         """
-        for reference in list(self._loops.values()):
-            loop = reference()
-            if loop is None or not loop.may_be_asked:
-                continue
-            outcomes = asyncio.run_coroutine_threadsafe(session().call_all(calls), loop.loop)
+        loops = [loop for one in list(self._loops.values()) if (loop := one())]
+        loops = [loop for loop in loops if loop.may_be_asked]
+        for loop in loops:
+            work = session().call_all(calls)
             try:
-                found: list[Outcome] = outcomes.result(calls[0].within / 2)
-            except TimeoutError:  # It is busy, or has ended.
-                outcomes.cancel()
-                return None
+                asked = asyncio.run_coroutine_threadsafe(work, loop.loop)
+            except RuntimeError:  # It was closed meanwhile.
+                work.close()
+                continue
+            try:
+                found: list[Outcome] = asked.result(calls[0].within / 2 / len(loops))
+            except (TimeoutError, CancelledError):  # It is busy, or has ended.
+                asked.cancel()
+                continue
             return found
         return None
 

@@ -138,6 +138,10 @@ class Sentinels:
         """Whether a majority has named another server last, or none has named any."""
         return self._agreed is None or master[:2] != self._agreed[:2]
 
+    def _knows(self, master: Master | None) -> bool:
+        """Whether a majority has named *master* last: then the silent ones need not be asked."""
+        return master is not None and not self.contradicts_majority(master)
+
     def open_connections(self, seconds: float) -> Iterator[Connection]:
         """A connection to one sentinel after the other. One that cannot be dialed is skipped."""
         for address, dialer in self._in_turn(None):
@@ -169,7 +173,7 @@ class Sentinels:
         late = time.monotonic() - ASKED_LAST_FOR
         silent = {address for address, when in list(self._unanswered.items()) if when > late}
         for address, dialer in sorted(self._dialers.items(), key=lambda one: one[0] in silent):
-            if inquiry and (inquiry.agreed or (inquiry.newest and address in silent)):
+            if inquiry and (inquiry.agreed or (address in silent and self._knows(inquiry.newest))):
                 return
             yield address, dialer
 

@@ -76,6 +76,14 @@ def lengthy(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}", acks_late=True, ttl=6, bind=True)
+def calling_itself(self: Any, key: str, *, by: str) -> list[Any]:
+    """Call itself, by its name or by the attribute *by*."""
+    note(key, "start")
+    again = getattr(self, by) if by else self
+    return [f"did {key}", again(key, by=by)]
+
+
 @single_instance_task(key="{key}", ttl=6)
 def brisk(key: str, **how: Any) -> str:
     """Skip when busy; its lease is short."""
