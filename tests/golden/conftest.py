@@ -18,6 +18,7 @@ def golden(request):
     """Compare a text with the one that was written down."""
 
     def compare(name, text):
+        text = "\n".join(line.rstrip() for line in text.splitlines()).rstrip("\n") + "\n"
         if request.config.getoption("write_golden"):
             (WRITTEN / name).write_text(text)
         assert text == (WRITTEN / name).read_text()
