@@ -106,7 +106,10 @@ def test_the_json_of_each_act_is_as_it_was_written_down(scene, golden):
     for title, arguments in ACTS.items():
         if title not in NO_JSON:
             printed = locks_command("--json", *arguments)
-            shown = json.dumps(json.loads(printed.out), indent=1) if printed.out else ""
+            shown = json.loads(printed.out or "null")
+            if title in BY_AGE:
+                shown["facts"].sort(key=lambda fact: fact["lock"])
+            shown = json.dumps(shown, indent=1) if printed.out else ""
             text += [f"# {title}: {' '.join(arguments)}", shown, printed.err, ""]
     golden("json.txt", masked("\n".join(text)))
 

@@ -128,7 +128,7 @@ class Recorder:
         text = re.sub(r"(<host>:<pid>) (pytest|-c)\b", r"\1 <command>", text)
         text = re.sub(r'"(thread|command|birth)":"[^"]*"', r'"\1":"<\1>"', text)
         text = re.sub(r"bell:[0-9a-f]+:\d+", "bell:<number>", text)
-        text = re.sub(r"'ago': [\d.]+", "'ago': <left>", text)
+        text = re.sub(r"'(ago|expires_in)': [\d.]+", r"'\1': <left>", text)
         text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>", text)
         for kind, pattern in (
             ("token", r"(?<![0-9a-f])(?:[0-9a-f]{32}|hold[0-9a-f]{28})(?![0-9a-f])"),
