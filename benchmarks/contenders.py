@@ -143,7 +143,7 @@ class Ours:
         )
         django.setup()
         from django_redislock import distributed_lock
-        from django_redislock.activity import Activity, current_activity
+        from django_redislock.holder import Activity, current_activity
 
         self.lock = self.alock = distributed_lock
         # As a request to this path does: what is locked from now on has another owner.

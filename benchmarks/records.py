@@ -27,7 +27,7 @@ def _row(bench: Bench, what: str, records: int) -> Row:
     from django.conf import settings
     from django.test import override_settings
 
-    from django_redislock.activity import Activity, busy_with
+    from django_redislock.holder import Activity, busy_with
     from django_redislock.lock import Lock
     from django_redislock.rules.flows import RunMarker
     from django_redislock.rules.options import Options

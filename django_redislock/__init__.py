@@ -18,9 +18,8 @@ from django_redislock.exceptions import (
     StaleFence,
 )
 from django_redislock.lease import Lease
-from django_redislock.lock import distributed_lock
+from django_redislock.lock import distributed_lock, take_up
 from django_redislock.rules.limit import Limit
-from django_redislock.taking_up import take_up
 from django_redislock.term import leadership
 
 if TYPE_CHECKING:

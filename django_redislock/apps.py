@@ -11,10 +11,10 @@ from django.apps import AppConfig, apps
 from django.core.signals import request_finished, request_started
 
 from django_redislock import checks
-from django_redislock.activity import Activity, begin, current_activity, end
+from django_redislock.holder import Activity, begin, current_activity, end
 from django_redislock.transactions import watch_connections
 
-_UID = "django_redislock.activity"
+_UID = "django_redislock.holder"
 
 
 class RedislockConfig(AppConfig):

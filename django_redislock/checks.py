@@ -17,8 +17,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import doctor
 from django_redislock.backends.registry import make
 from django_redislock.conf import CURE, DEFAULT_LOCATION, aliases, conf, given, is_set, parse
-from django_redislock.doctor.addresses import is_this_machine, of_sentinels, of_servers, parsed
-from django_redislock.doctor.caches import shared_caches
+from django_redislock.doctor.server import (
+    is_this_machine,
+    of_sentinels,
+    of_servers,
+    parsed,
+    shared_caches,
+)
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:

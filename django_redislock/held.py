@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import clock, logs, signals
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
+from django_redislock.deadlocks import LOOK_WITHIN, circle_of
 from django_redislock.exceptions import InvalidLockName, LockTimeout, LockUnavailable
 from django_redislock.held_lock import (
     STATES,
@@ -30,7 +31,6 @@ from django_redislock.held_lock import (
     read_past,
 )
 from django_redislock.humanize import visible
-from django_redislock.lookout import LOOK_WITHIN, circle_of
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import seconds

@@ -5,19 +5,53 @@ Imported from held.py, which finds them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock.humanize import duration
-from django_redislock.jsonable import Jsonable
 from django_redislock.rules.names import Permit, normalized
 from django_redislock.rules.options import MOST_PERMITS
-from django_redislock.rules.stored import read_noted_lease
+from django_redislock.rules.stored import Owner, read_noted_lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from django_redislock.rules.stored import Owner
+
+# --- the output of ``manage.py locks --json`` about locks, waiters and runs, for programs ---------
+
+
+class Jsonable:
+    """A dataclass whose fields are printed under their own names, so none is renamed or removed.
+
+    An owner's fields stand among the others, times are rounded to milliseconds, and None means
+    unknown.
+    """
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is printed."""
+        return _printed(self)
+
+
+def _printed(found: Any) -> dict[str, Any]:
+    printed: dict[str, Any] = {}
+    for field in fields(found):
+        value = getattr(found, field.name)
+        if isinstance(value, Owner):
+            printed |= {key: one or None for key, one in _printed(value).items()}
+        elif isinstance(value, Jsonable):
+            printed[field.name] = value.as_dict()
+        elif isinstance(value, tuple):
+            printed[field.name] = [
+                one.as_dict() if isinstance(one, Jsonable) else one for one in value
+            ]
+        elif isinstance(value, float):
+            printed[field.name] = round(value, 3)
+        else:
+            printed[field.name] = None if value == "" else value
+    return printed
+
 
 State = Literal["held", "cooling", "overdue", "no-expiry", "foreign"]
 STATES = (*get_args(State), "permit")  # A selection may name these.

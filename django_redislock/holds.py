@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from django_redislock import logs, misuse, process, signals, transactions
 from django_redislock.backends.registry import backends
+from django_redislock.deadlocks import Lookout
 from django_redislock.exceptions import LockError, LockTimeout, LockUnavailable
 from django_redislock.holder import (
     LOCAL,
@@ -26,7 +27,6 @@ from django_redislock.holder import (
     running_loop,
 )
 from django_redislock.lease import Lease
-from django_redislock.lookout import Lookout
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.forms import FirstTry, Release

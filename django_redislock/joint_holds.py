@@ -7,26 +7,209 @@ of the waits, and which locks are given back meanwhile.
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django_redislock import misuse, process
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.holds import REFUSED, Hold, Holds, awaits_commit
-from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
+from django_redislock.misuse import check_callback
 from django_redislock.rules.flows import Busy, Done, Finished
 from django_redislock.rules.forms import Form
-from django_redislock.rules.together import together
+from django_redislock.rules.steps import together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import timedelta
 
+    from django_redislock.exceptions import LostReason
+    from django_redislock.lease import GrantingBackend
     from django_redislock.rules.flows import RunMarker
     from django_redislock.rules.forms import Release
+    from django_redislock.rules.lease_state import LeaseState
     from django_redislock.rules.limit import Limit
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow
+
+
+# --- the state of a joint lease, made of the states of its parts ----------------------------------
+
+
+class JointState:
+    """As a LeaseState, of several leases that are granted and released together.
+
+    It is held while all parts are held, and lost with the first part. Each part is renewed, lost
+    and ended by itself. A joint state changes its parts only for transactions.
+    """
+
+    times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
+    token = ""  # Each part has its own.
+    min_hold = 0.0  # Each part keeps that of its own acquires.
+
+    def __init__(self, parts: Sequence[LeaseState]) -> None:
+        self._parts = parts
+        self.name = ", ".join(part.name for part in parts)
+        self.granted_at = max(part.granted_at for part in parts)
+        self.is_of_run = any(part.is_of_run for part in parts)
+        self.permit = parts[0].permit  # The records of a run are those of the first one.
+        # All have the same.
+        self.holder = parts[0].holder
+        self.caller = parts[0].caller
+
+    @property
+    def ttl(self) -> float:
+        return min(part.ttl for part in self._parts)
+
+    @property
+    def renewals(self) -> int:
+        return min(part.renewals for part in self._parts)
+
+    @property
+    def deadline(self) -> float:
+        return min(part.deadline for part in self._parts)
+
+    @property
+    def ends(self) -> float:
+        return min(part.ends for part in self._parts)
+
+    @property
+    def is_ours(self) -> bool:
+        return self._parts[0].is_ours
+
+    @property
+    def is_active(self) -> bool:
+        return all(part.is_active for part in self._parts)
+
+    @property
+    def is_ended(self) -> bool:
+        return all(part.is_ended for part in self._parts)
+
+    @property
+    def is_lost(self) -> bool:
+        return any(part.is_lost for part in self._parts)
+
+    lost = is_lost
+
+    def is_held(self, now: float) -> bool:
+        return all(part.is_held(now) for part in self._parts)
+
+    def may_be_held(self, now: float) -> bool:
+        return all(part.may_be_held(now) for part in self._parts)
+
+    def is_in_doubt(self, now: float) -> bool:
+        return self.may_be_held(now) and not self.is_held(now)
+
+    def lost_reason(self, now: float) -> LostReason | None:
+        return next(filter(None, (part.lost_reason(now) for part in self._parts)), None)
+
+    def loss(self, now: float) -> LockLost:
+        lost = (part for part in self._parts if part.lost_reason(now))
+        return next(lost, self._parts[0]).loss(now)
+
+    def lose(self, *_: Any, **__: Any) -> bool:
+        """Returns False: the part that is lost tells of the loss."""
+        return False
+
+    def unnest(self) -> int:
+        """It is over. The release of each part ends that part."""
+        return 0
+
+    def succeeded(self, min_hold: float) -> None:
+        """Nothing: the release of each part says so."""
+
+    @property
+    def transactions(self) -> int:
+        return min(part.transactions for part in self._parts)
+
+    def hold_for_transactions(self) -> bool:
+        """Transactions hold all parts too, until they are over. Returns True."""
+        for part in self._parts:
+            part.hold_for_transactions()
+        return True
+
+    def transactions_are_over(self) -> None:
+        """The transactions are over and no longer hold a part."""
+        for part in self._parts:
+            part.transactions_are_over()
+
+
+# --- the lease of a joint lock: a lease of each of its names. joint_holds.py takes and ends them
+#
+
+
+class JointLease(Lease):
+    """The lease of several locks. It is held while each of its parts is held.
+
+    Attributes:
+        name: All names, in the order in which they were taken.
+        fence: The greatest of *fences*. Comparable only between leases of the same names.
+        parts: The lease of each name. Each is renewed by itself, and operators see each as a row.
+    """
+
+    __slots__ = ("_parts",)
+
+    state: Any
+
+    def __init__(self, parts: Sequence[Lease], backend: GrantingBackend) -> None:
+        state: Any = JointState([part.state for part in parts])
+        fence = max(part.fence for part in parts)
+        first = parts[0]
+        template = ", ".join(part.template for part in parts)
+        super().__init__(state.name, first.id, fence, first.owner, backend, state, template)
+        self._parts = tuple(parts)
+
+    def __del__(self) -> None:
+        """Nothing: each dropped part logs that itself."""
+
+    @property
+    def parts(self) -> tuple[Lease, ...]:
+        """The lease of each name."""
+        return self._parts
+
+    def on_lost(self, callback: Callable[[Lease], object]) -> None:
+        """Call *callback* with this lease once, when its first part is lost."""
+        check_callback(callback, "on_lost()")
+        untold = [callback]
+
+        def tell(_: Lease) -> None:
+            try:
+                told = untold.pop()
+            except IndexError:
+                return  # Another part was lost before.
+            told(self)
+
+        for part in self._parts:
+            part.on_lost(tell)
+
+    def on_endangered(self, callback: Callable[[Lease], object], left: float = 0.5) -> None:
+        """Call *callback* with this lease when a part of it may soon be lost; see Lease.
+
+        It is not called again until no part is endangered.
+        """
+        check_callback(callback, "on_endangered()")
+        told: list[tuple[Lease, object]] = []  # Of which part, in which of its dangers.
+        mutex = threading.Lock()
+
+        def tell(part: Lease) -> None:
+            danger = part.state.danger
+            with mutex:
+                told[:] = [one for one in told if one[0].state.danger is one[1]]
+                is_first = not told
+                told.append((part, danger))
+            if is_first and danger is not None:
+                callback(self)
+
+        for part in self._parts:
+            part.on_endangered(tell, left)
+
+    def renewing(self, ttl: float | None, until: float = -math.inf) -> Flow[None]:
+        yield from together([part.renewing(ttl, until) for part in self._parts])
+
+    def _hand_over(self, within: float | timedelta) -> NoReturn:
+        raise misuse.is_joint(self.name)
+
 
 Outcome = Lease | Busy | Done | Finished
 NO_TEMPLATES: Mapping[str, str] = {}  # No name was formatted: each is its own template.

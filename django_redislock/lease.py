@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from os import urandom
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from weakref import ref
 
+from django.core.signing import BadSignature, Signer
+
 from django_redislock import logs, misuse, process, signals, transactions
-from django_redislock.baton import Baton
-from django_redislock.decorating import check_callback
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
+from django_redislock.misuse import check_callback
 from django_redislock.rules import flows
 from django_redislock.rules.arguments import DEFAULT_DATABASE, SHORTEST_TTL, part, seconds
 from django_redislock.rules.lease_state import Alarm
@@ -29,6 +30,51 @@ if TYPE_CHECKING:
     from django_redislock.rules.lease_state import LeaseState
     from django_redislock.rules.steps import Flow
     from django_redislock.rules.stored import Owner
+
+
+# --- the baton: a text by which one process takes up the lease that another has handed over -------
+
+_SALT = "django_redislock.lease"
+
+
+class Baton(NamedTuple):
+    """The content of a baton. None of it is secret: the signature protects it."""
+
+    alias: str
+    name: str  # Of the lock.
+    id: str  # Of the lease to take up.
+    permit: int = 1  # Which one it is,
+    limit: int | None = None  # of how many.
+
+    @property
+    def signed(self) -> str:
+        """The text that is passed on."""
+        return Signer(salt=_SALT).sign_object(list(self))
+
+    @classmethod
+    def read(cls, baton: object) -> Self:
+        """Read what :attr:`signed` wrote.
+
+        Raises:
+            ValueError: It was not signed with this SECRET_KEY, or is no text, or is newer.
+        """
+        if not isinstance(baton, str):
+            raise ValueError(f"baton must be what hand_over() returned, not {baton!r}.")
+        try:
+            said = Signer(salt=_SALT).unsign_object(baton)
+        except BadSignature:
+            raise ValueError(
+                "baton must be what hand_over() returned: it was changed, or signed with another"
+                " SECRET_KEY. All programs that pass batons need the same one; an old one can stay"
+                " in SECRET_KEY_FALLBACKS."
+            ) from None
+        if not isinstance(said, list) or len(said) > len(cls._fields):
+            raise ValueError(
+                "baton says more than this version of django_redislock can read: a newer one has"
+                " made it. Update this program too."
+            )
+        return cls(*said)
+
 
 logger = logs.logger("django_redislock")
 

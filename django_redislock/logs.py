@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django_redislock.activity import current_activity
+from django_redislock.holder import current_activity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

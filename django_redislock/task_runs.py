@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.backends.registry import backends
-from django_redislock.held_lock import limit_of
+from django_redislock.held_lock import Jsonable, limit_of
 from django_redislock.holder import current_owner
 from django_redislock.humanize import counted, duration, visible
-from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import Permit, check_name, normalized
@@ -284,7 +283,7 @@ def job(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
 
 
 class Deferred(NamedTuple):
-    """A run that waits in the line of deferred runs; see celery/line.py."""
+    """A run that waits in the line of deferred runs; see celery/defer.py."""
 
     task_id: str
     since: float  # Seconds since the epoch, like all times here.

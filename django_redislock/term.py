@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Self
 
-from django_redislock.decorating import check_callback
 from django_redislock.exceptions import LockMisuse
 from django_redislock.lock import distributed_lock
+from django_redislock.misuse import check_callback
 from django_redislock.rules.arguments import SHORTEST_TTL, seconds
 from django_redislock.rules.options import DEFAULT_ALIAS
 

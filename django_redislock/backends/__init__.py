@@ -9,7 +9,7 @@ from django_redislock.backends.memory.backend import InMemoryBackend
 try:
     from django_redislock.backends.cluster.backend import ClusterBackend
     from django_redislock.backends.quorum.backend import QuorumBackend
-    from django_redislock.backends.redis.backend import RedisBackend
+    from django_redislock.backends.redis.server import RedisBackend
     from django_redislock.backends.sentinel.backend import SentinelBackend
 except ImportError as error:
     if error.name != "hiredis":

@@ -20,9 +20,8 @@ from django_redislock.rules.lease_state import STANDARD_ALARM
 from django_redislock.rules.names import Permit
 from django_redislock.rules.options import MOST_COMBINATIONS, ONE_TRY, operation_timeout, terms_of
 from django_redislock.rules.replies import LookReply, NamesReply
-from django_redislock.rules.steps import Answer, Call
+from django_redislock.rules.steps import Answer, Call, together
 from django_redislock.rules.stored import retention_of
-from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence

@@ -10,16 +10,19 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
+from contextlib import suppress
 from inspect import GEN_SUSPENDED, getgeneratorstate
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import call
+from queue import Empty
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_redislock import clock, process
 from django_redislock.rules.steps import Call, Calls, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from django_redislock.process import Process
     from django_redislock.rules.forms import Form
     from django_redislock.rules.steps import (
@@ -31,6 +34,58 @@ if TYPE_CHECKING:
         Step,
         Trouble,
     )
+
+
+# --- A queue between threads, which signal handlers and destructors may use, too ------------------
+
+Item = TypeVar("Item")
+
+
+class Inbox(Generic[Item]):
+    """A queue into which a signal handler or a destructor may put, too, wherever it interrupts.
+
+    queue.SimpleQueue allows that as well. But under Python 3.11 and 3.12 its get() waits for ever
+    if a signal handler runs when the timeout is just over, or outlasts the timeout.
+    """
+
+    __slots__ = ("__weakref__", "_bell", "_items")
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._bell = threading.Lock()  # Free if there may be something.
+        self._bell.acquire()
+
+    def put(self, item: Item) -> None:
+        """Leave *item*, and wake a thread that waits."""
+        self._items.append(item)
+        self._ring()
+
+    def get(self, timeout: float | None = None) -> Item:
+        """Take the oldest item, as soon as there is one.
+
+        Raises:
+            Empty: None came within *timeout* seconds.
+        """
+        until = None if timeout is None else clock.now() + timeout
+        while True:
+            left = -1 if until is None else max(until - clock.now(), 0)
+            is_rung = bool(self._items) or self._bell.acquire(timeout=left)
+            with suppress(IndexError):
+                item = self._items.popleft()
+                if self._items:
+                    self._ring()  # For other threads that wait here.
+                return item
+            if not is_rung:
+                raise Empty
+
+    def empty(self) -> bool:
+        """Whether nothing is left."""
+        return not self._items
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # It is rung already.
+            self._bell.release()
+
 
 Result = TypeVar("Result")
 
@@ -280,3 +335,47 @@ class Awaiting(ABC):
     async def elsewhere(self, step: Elsewhere) -> Any:
         """Perform another flow, which may use the same connection."""
         return await step.backend.arun(step.flow)
+
+
+# --- one text for blocking and asynchronous code that differ only in how a step is done -----------
+
+# A text is a generator. It yields each step, and is sent the result. If a step raises, the
+# exception is raised at the yield. In most texts a step is a wait: a function that blocks, or a
+# coroutine function.
+
+
+Waits = Generator[Callable[[], Any], Any, Result]
+
+
+def perform(text: Generator[Any, Any, Result], do: Callable[[Any], Any] = call) -> Result:
+    """Do all steps, blocking this thread."""
+    try:
+        step = next(text)
+        while True:
+            try:
+                found = do(step)
+            except BaseException as error:  # noqa: BLE001 - it is for the text
+                step = text.throw(error)
+            else:
+                step = text.send(found)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+async def aperform(
+    text: Generator[Any, Any, Result], do: Callable[[Any], Awaitable[Any]] = call
+) -> Result:
+    """See perform(), without blocking the event loop."""
+    try:
+        step = next(text)
+        while True:
+            try:
+                found = await do(step)
+            except BaseException as error:  # noqa: BLE001 - cancellation too
+                step = text.throw(error)
+            else:
+                step = text.send(found)
+    except StopIteration as end:
+        result: Result = end.value
+        return result

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
 from django_redislock import logs
-from django_redislock.backends.inbox import Inbox
+from django_redislock.backends.drivers import Inbox
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows
 from django_redislock.rules.flows import CONFIRM_WITHIN

@@ -18,13 +18,13 @@ except ModuleNotFoundError as error:
 
 from contextlib import suppress
 
-from django_redislock.celery import activity as _activity  # noqa: F401 - names owners
 from django_redislock.celery import checks as _checks  # noqa: F401 - registers them
-from django_redislock.celery.abandoned import RunAbandoned
+from django_redislock.celery import message as _activity  # noqa: F401 - names owners
 from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task
 from django_redislock.celery.options import Conflict, SingleInstance
+from django_redislock.exceptions import RunAbandoned
+from django_redislock.jobs.options import Skipped
 from django_redislock.jobs.run import current_lease
-from django_redislock.jobs.skipped import Skipped
 
 with suppress(ImportError):  # Optional, as it is for kombu: to YAML, a skip is any dictionary.
     import yaml

@@ -25,7 +25,6 @@ from celery.utils.time import maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import clock, logs, task_runs
-from django_redislock.activity import Activity, busy_with
 from django_redislock.conf import conf
 from django_redislock.exceptions import (
     InvalidLockName,
@@ -34,6 +33,7 @@ from django_redislock.exceptions import (
     LockTimeout,
     LockUnavailable,
 )
+from django_redislock.holder import Activity, busy_with
 from django_redislock.lock import Lock
 from django_redislock.rules.arguments import SHORTEST_TTL, seconds
 from django_redislock.rules.names import check_name

@@ -13,10 +13,6 @@ from celery.app import app_or_default
 from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
-from django_redislock.baton import Baton
-from django_redislock.celery.abandoned import RunAbandoned
-from django_redislock.celery.arguments import packed
-from django_redislock.celery.lock_name import naming, validation_of
 from django_redislock.celery.message import call_of_id, carried, carrying, visibility_timeout
 from django_redislock.celery.options import (
     HOUR,
@@ -24,14 +20,17 @@ from django_redislock.celery.options import (
     SingleInstance,
     inherited,
     merge,
+    naming,
     refuse_attributes,
     split,
+    validation_of,
 )
 from django_redislock.celery.queued import (
     QueuedResult,
     check_backend,
     hear_ends,
     is_exempt,
+    packed,
     publish_once,
 )
 from django_redislock.celery.run import (
@@ -41,8 +40,10 @@ from django_redislock.celery.run import (
     note_published_retry,
     replace_after_commit,
 )
-from django_redislock.decorating import runs_later
+from django_redislock.exceptions import RunAbandoned
 from django_redislock.jobs.run import RECOGNISED_FOR, current_lease
+from django_redislock.lease import Baton
+from django_redislock.misuse import runs_later
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import Written, check_name, signature_of
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult as Result  # SingleInstanceTask has a method of that name.
 
     from django_redislock.celery.options import Conflict
-    from django_redislock.jobs.skipped import Skipped
+    from django_redislock.jobs.options import Skipped
     from django_redislock.lease import Lease
     from django_redislock.monitors import Monitor
     from django_redislock.rules.limit import Limit

@@ -5,25 +5,233 @@ from __future__ import annotations
 import math
 import random
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.exceptions import Ignore, Reject
+from celery.signals import task_received
+from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
+from kombu.serialization import registry
+from kombu.transport.native_delayed_delivery import MAX_LEVEL, calculate_routing_key, level_name
 
-from django_redislock.celery.again import publish_again
+from django_redislock import logs, task_runs
 from django_redislock.celery.message import (
     acks_late,
     carried,
     carry,
+    queue_of,
     seconds_left,
     visibility_timeout,
     waits_in_broker,
 )
+from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
     from celery import Task
 
-    from django_redislock.celery.line import Turn
+    from django_redislock.celery.options import SingleInstance
+    from django_redislock.rules.flows import Busy
+
+
+# --- publishes the message of a run once more, with all that it said, to come later ---------------
+
+# Celery's retry makes a new message, but the task knows less than the old one said. The new one
+# shows the arguments that ``argsrepr`` hid, is not compressed, and names its own run as its
+# parent.
+
+# Celery's own headers, see celery.app.amqp.AMQP.as_task_v2().
+_HEADERS = (
+    *("lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries"),
+    *("timelimit", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result"),
+    *("replaced_task_nesting", "stamped_headers", "stamps"),
+)
+_EMBEDDED = ("callbacks", "errbacks", "chain", "chord")  # In the body, beside the arguments.
+# Here RabbitMQ notes where a message has been. It would take them for a circle.
+_OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+
+# Properties that each message gets anew when it is published.
+_MADE_ANEW = {
+    *("content_type", "content_encoding", "application_headers", "expiration"),
+    *("delivery_info", "delivery_tag", "body_encoding"),
+}
+
+
+def publish_again(task: Task, countdown: float, *, expires: Any) -> None:
+    """Publish the message of the current run again, under its id, to where it came from.
+
+    Args:
+        task: The task, during its run.
+        countdown: Seconds until it is to run; whole ones if it waits at the broker.
+        expires: When it expires, as a message says it; None for never.
+
+    Raises:
+        OperationalError: The broker does not take it.
+    """
+    app, request = task.app, task.request
+    said = vars(request)
+    eta = datetime.now(UTC) + timedelta(seconds=countdown)
+    headers = {name: said[name] for name in _HEADERS if name in said}
+    headers |= {"eta": eta.isoformat(), "expires": expires}
+    others = request.headers or {}  # Not Celery's; ours is among them.
+    headers |= {name: others[name] for name in others if not name.startswith(_OF_RABBITMQ)}
+    had = request.properties or {}
+    properties = {name: value for name, value in had.items() if name not in _MADE_ANEW}
+    properties.setdefault("priority", None)  # Else kombu says 0.
+    if expires is not None:
+        properties["expiration"] = max(seconds_left(expires), 0.0)
+    body = request.args, request.kwargs, {name: said.get(name) for name in _EMBEDDED}
+    event: dict[str, Any] | None = None
+    if app.conf.task_send_sent_event:
+        same = ("root_id", "parent_id", "retries", "eta", "expires")
+        event = {"uuid": request.id, "name": task.name} | {one: headers.get(one) for one in same}
+        event |= {"args": headers.get("argsrepr"), "kwargs": headers.get("kwargsrepr")}
+    # If the message does not tell, it is the task's own, or the default.
+    serializer = registry.type_to_name.get(had.get("content_type"), task.serializer)
+    with app.producer_or_acquire() as producer:
+        broker = producer.connection
+        try:
+            app.amqp.send_task_message(
+                producer,
+                task.name,
+                (headers, {}, body, event),
+                serializer=serializer,
+                compression=said.get("compression"),
+                **properties,
+                **_destination(task, countdown),
+            )
+        except OperationalError:
+            raise
+        except (*broker.recoverable_connection_errors, *broker.recoverable_channel_errors) as error:
+            # As send_task() does; each transport has its own errors.
+            raise OperationalError(str(error)) from error
+
+
+def _destination(task: Task, countdown: float) -> dict[str, Any]:
+    """Where the message of the current run came from, as options for publishing."""
+    queues, delivered = task.app.amqp.queues, task.request.delivery_info or {}
+    exchange, routing_key = delivered.get("exchange"), delivered.get("routing_key")
+    if waits_in_broker(task.app):
+        # It came through the exchanges where it waited; its routing key begins with its delay.
+        queue = queues.get(queue_of(task.request, task.app))
+        if queue is not None and queue.exchange.type != "direct":
+            return {
+                "exchange": Exchange(level_name(MAX_LEVEL), type="topic"),  # type: ignore[no-untyped-call]
+                "routing_key": calculate_routing_key(int(countdown), queue.routing_key),
+            }
+    if exchange:
+        # Any type but direct: Celery would send the message to the default exchange.
+        return {"exchange": exchange, "routing_key": routing_key, "exchange_type": "topic"}
+    if not routing_key:
+        return {}
+    if queue := queues.get(routing_key):
+        return {"queue": queue}
+    # It was declared by somebody else.
+    return {"queue": Queue(routing_key), "declare": []}  # type: ignore[no-untyped-call]
+
+
+def _keep_content_type(request: Any = None, **kwargs: Any) -> None:
+    """In a worker, for each message: keep its content type, which Celery does not tell the task."""
+    if hasattr(request.task, "single_instance_options"):
+        said = request.request_dict
+        said["properties"] = {**said["properties"], "content_type": request.content_type}
+
+
+task_received.connect(_keep_content_type, dispatch_uid="django_redislock.again")
+
+
+# --- the line of deferred runs: each has its position, and comes back shortly before its turn -----
+
+# A run that finds its lock busy, and is to come back, takes a position at the end of that lock's
+# line. It keeps the position until its body starts, however often it goes back to the broker. The
+# server of the locks says how many runs are before it. It knows how long runs last, so it also
+# says when the turn is.
+#
+# The line saves work, and guarantees nothing. The message itself waits at the broker. If the line
+# is lost, runs come back as before, and stand in line again.
+
+logger = logs.logger("django_redislock.celery")
+
+NEAR = 1.0  # Seconds: a run so near its turn waits for it in its worker slot,
+NEAREST = 2  # if it is among so many for each run that may be under way,
+NEAREST_OF_SECONDS = 5  # or so many if it cannot come back after less than a second.
+IN_SLOT = 2.0  # Seconds that it waits there at most.
+OF_TIME_LIMIT = 1 / 20  # The part of a time limit that it may wait; the limit goes on meanwhile.
+
+# The part of the time until its turn for which a run goes away. That time is a guess, and gets
+# better as the turn comes nearer.
+AWAY = 0.75
+SHORTEST_PAUSE = 0.1  # Seconds.
+
+
+class Turn(NamedTuple):
+    """The turn of a run, as far as it is known."""
+
+    ticket: int  # Its position, which its message carries.
+    before: int  # How many runs stand before it.
+    seconds: float  # Until its turn, as far as can be said.
+    slots: int  # How many runs may wait for their turn in their slots.
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is better to wait for it here and now."""
+        return self.seconds <= NEAR and self.before < self.slots
+
+    def pause(self) -> float:
+        """Seconds after which the run is to come back."""
+        return max(self.seconds * AWAY * random.uniform(0.9, 1.0), SHORTEST_PAUSE)
+
+
+def stand(task: Task, busy: Busy, permits: int) -> Turn | None:
+    """Take a position in the line for the current run, or keep it.
+
+    Args:
+        task: The task, during its run.
+        busy: The outcome of its acquire, with the lock that is not free.
+        permits: How many permits that lock has.
+
+    Returns:
+        When its turn is; None if the server does not say.
+    """
+    options: SingleInstance = task.single_instance_options
+    ticket = carried(task.request.headers).get("ticket")
+    try:
+        found = task_runs.stand_in_line(
+            busy.name,
+            task.request.id,
+            ticket if type(ticket) is int else 0,
+            busy,
+            spacing=options.min_hold,
+            permits=permits,
+            using=options.using,
+        )
+    except LockUnavailable as error:
+        run = task.request.id
+        known = {"lock": error.name, "alias": options.using, "reason": error.reason}
+        extra = logs.of(job=task.name, task_id=run, **known)
+        logger.warning("%s[%s] has no position in line: %s", task.name, run, error, extra=extra)
+        return None
+    nearest = NEAREST_OF_SECONDS if waits_in_broker(task.app) else NEAREST
+    return Turn(*found, slots=nearest * permits)
+
+
+def time_in_slot(task: Task) -> float:
+    """Seconds that the current run may wait in its worker slot."""
+    conf = task.app.conf
+    hard, soft = task.request.timelimit or (None, None)
+    limits = (
+        hard or task.time_limit or conf.task_time_limit,
+        soft or task.soft_time_limit or conf.task_soft_time_limit,
+    )
+    return min([IN_SLOT, *(float(limit) * OF_TIME_LIMIT for limit in limits if limit)])
+
+
+def leave(task: Task, name: str, task_id: str) -> None:
+    """Take the run out of the line: its body starts, or never will."""
+    with suppress(LockUnavailable):  # Else the server drops it when its turn has passed.
+        task_runs.leave_line(name, task_id, using=task.single_instance_options.using)
+
 
 FIRST_PAUSE = 0.5  # Seconds, doubled each time.
 LONGEST_PAUSE = 60.0

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 from celery._state import get_current_worker_task  # As Celery.current_worker_task, for any app.
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.signals import worker_init
+from celery.signals import task_postrun, task_prerun, worker_init
 from celery.utils import uuid
 from celery.utils.quorum_queues import detect_quorum_queues
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE
 
+from django_redislock.holder import Activity, begin, end
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery import Celery, Task
+
 
 # The header in which a message of ours carries a dictionary:
 #   "tries"       how often its run was deferred in a row, since it last stood in line
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 #   "ticket"      its position in the line of deferred runs, see line.py
 #   "line"        the lock of that line, if it is another one than that of the run
 #   "call"        which of the calls under one task id it is, the same in redeliveries and retries
-#   "baton"       by which its first run takes up a lease, see baton.py
+#   "baton"       by which its first run takes up a lease, see lease.py
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts
 HEADER = "redislock"
@@ -170,3 +173,20 @@ def queue_of(request: Any, app: Celery) -> str | None:
     routing_key = _WAITED.sub("", (request.delivery_info or {}).get("routing_key") or "")
     found = (name for name, queue in app.amqp.queues.items() if queue.routing_key == routing_key)
     return next(found, None)
+
+
+# --- names each plain task of Celery as the owner of the locks that its body takes ----------------
+
+
+def _begin_task(task_id: str, task: Any, **kwargs: object) -> None:
+    if not hasattr(task, "single_instance_options"):  # Its run does so itself.
+        begin(Activity(task=task.name, task_id=task_id))
+
+
+def _end_task(task_id: str, task: Any, **kwargs: object) -> None:
+    if not hasattr(task, "single_instance_options"):
+        end(task_id)
+
+
+task_prerun.connect(_begin_task, dispatch_uid="django_redislock.holder")
+task_postrun.connect(_end_task, dispatch_uid="django_redislock.holder")

@@ -20,13 +20,9 @@ from celery._state import _task_stack  # It has no public name; see TaskRun._ite
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 
 from django_redislock import clock, logs, signals, task_runs
-from django_redislock.activity import Activity
 from django_redislock.backends.registry import backends
-from django_redislock.baton import Baton
-from django_redislock.celery import line, queued
-from django_redislock.celery.abandoned import RunAbandoned
-from django_redislock.celery.arguments import unpacked
-from django_redislock.celery.defer import Deferred, defer
+from django_redislock.celery import queued
+from django_redislock.celery.defer import Deferred, defer, leave, stand, time_in_slot
 from django_redislock.celery.message import (
     acks_late,
     carried,
@@ -37,20 +33,22 @@ from django_redislock.celery.message import (
     time_limits,
 )
 from django_redislock.celery.options import NEWEST, Conflict
-from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
+from django_redislock.celery.queued import unpacked
+from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable, RunAbandoned
+from django_redislock.holder import Activity
 from django_redislock.jobs.run import JobRun, Named, RunOutcome, running
-from django_redislock.lease import Lease
+from django_redislock.lease import Baton, Lease
+from django_redislock.lock import TakingUp
 from django_redislock.process import cached_property, chain_of
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
-from django_redislock.taking_up import TakingUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from celery import Task
 
-    from django_redislock.celery.line import Turn
+    from django_redislock.celery.defer import Turn
     from django_redislock.celery.options import SingleInstance
 
 # Seconds that a run has after its success to store its result.
@@ -263,7 +261,7 @@ class TaskRun(JobRun):
         self._turn = self._stand(busy)
         if self._turn is None or not self._turn.is_near:
             return busy
-        outcome = self._ask_for_lock(locks, line.time_in_slot(self.task), since)
+        outcome = self._ask_for_lock(locks, time_in_slot(self.task), since)
         if isinstance(outcome, Busy):
             self._turn = self._stand(outcome)
         return outcome
@@ -271,12 +269,12 @@ class TaskRun(JobRun):
     def _stand(self, busy: Busy) -> Turn | None:
         """Stand in the line of the lock that is busy, and in no other."""
         if self._line != busy.name and "ticket" in carried(self.request.headers):
-            line.leave(self.task, self._line, self.id)
+            leave(self.task, self._line, self.id)
             carry(self.request, ticket=None)
         carry(self.request, line=busy.name if busy.name != self.name else None)
         numbers = [limit.number for limit in self.limits if limit.name == busy.name]
         permits = numbers[0] if numbers else self.options.limit
-        return line.stand(self.task, busy, permits if isinstance(permits, int) else 1)
+        return stand(self.task, busy, permits if isinstance(permits, int) else 1)
 
     @property
     def _line(self) -> str:
@@ -581,7 +579,7 @@ class TaskRun(JobRun):
         if not (fails and self._announced_as):
             self._retract_call(takes=starts, fails=error is not None)
         if self._turn or "ticket" in carried(self.request.headers):
-            line.leave(self.task, self._line, self.id)
+            leave(self.task, self._line, self.id)
             carry(self.request, ticket=None, line=None)
             self._turn = None
 

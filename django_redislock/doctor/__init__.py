@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from django_redislock.doctor.examination import examine
-from django_redislock.doctor.load import Load, beginnings, loads
-from django_redislock.doctor.permissions import examine_admin
+from django_redislock.doctor.examination import (
+    Load,
+    beginnings,
+    examine,
+    examine_admin,
+    examine_tables,
+    loads,
+)
 from django_redislock.doctor.rights import minimal_acl
-from django_redislock.doctor.tables import examine_tables
 from django_redislock.findings import Finding
 
 __all__ = [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, Error, InterfaceError
 
 from django_redislock.backends.redis.errors import (
     NotOneCluster,
@@ -14,21 +17,87 @@ from django_redislock.backends.redis.errors import (
     meaning_of,
 )
 from django_redislock.backends.registry import backends
-from django_redislock.doctor.caches import caches
-from django_redislock.doctor.durability import persistence, replication
-from django_redislock.doctor.keyspace import keyspace
-from django_redislock.doctor.load import start
-from django_redislock.doctor.memory import eviction, memory
-from django_redislock.doctor.reach import distance
-from django_redislock.doctor.rights import PROBE, fewest_rights, rights, take_and_release
-from django_redislock.doctor.server import Server, clock, cluster_mode, version
+from django_redislock.doctor.keyspace import eviction, keyspace, memory, persistence, replication
+from django_redislock.doctor.rights import PROBE, distance, fewest_rights, rights, take_and_release
+from django_redislock.doctor.server import Server, caches, clock, cluster_mode, version
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.findings import Finding
+from django_redislock.humanize import duration
+from django_redislock.rules.arguments import DEFAULT_DATABASE
+from django_redislock.task_runs import oldest_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_redislock.backends.base import Backend
+
+
+# --- the memory that the servers of an alias use, and since when they have records ----------------
+
+
+class Load(NamedTuple):
+    """The load of one server."""
+
+    place: str  # Its address.
+    answers: bool
+    scripting: bool = True  # Whether it allows scripts, as far as this process knows.
+    memory: int = 0  # Bytes in use; 0 if it forbids INFO.
+    memory_limit: int = 0  # 0: there is none.
+
+
+def loads(using: str) -> list[Load]:
+    """The load of each server of an alias; empty if locks are kept in memory.
+
+    Also empty on a cluster of which no node is known yet.
+
+    Raises:
+        ImproperlyConfigured: Something about the alias is wrong.
+    """
+    backend = backends[using]
+    with backend.servers() as by_place:
+        return [_load(Server(backend, one, place)) for place, one in by_place.items()]
+
+
+def _load(server: Server) -> Load:
+    try:
+        used, limit = server.number("used_memory"), server.number("maxmemory")
+    except LockUnavailable:
+        return Load(server.place, answers=False)
+    return Load(server.place, True, not server.scripts_need, used, limit)
+
+
+def start(server: Server) -> Iterator[Finding]:
+    """When it was started, and whether its records begin there: it may have come back empty."""
+    if "uptime_in_seconds" in server.info:
+        since, begin = server.number("uptime_in_seconds"), ""
+        with suppress(LockUnavailable):  # Without the rights to ask, that is another finding.
+            begin = "; records of runs begin there" if _records_begin_at(server, since) else ""
+        yield Finding("start", "ok", f"{duration(since)} ago{begin}")
+
+
+def beginnings(using: str) -> dict[str, int]:
+    """The servers of an alias whose records begin at their start, so many seconds ago.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    with backend.servers() as by_place:
+        servers = [Server(backend, one, place) for place, one in by_place.items()]
+        since = {one.place: (one, one.number("uptime_in_seconds")) for one in servers}
+        return {place: ago for place, (one, ago) in since.items() if _records_begin_at(one, ago)}
+
+
+def _records_begin_at(server: Server, since: int) -> bool:
+    """Whether no run is known from before the start of the server, so many seconds ago."""
+    if not (since and not server.scripts_need and since < server.backend.conf.records_for):
+        return False
+    oldest = oldest_run(using=server.backend.alias)
+    if oldest is None:
+        return True
+    kept = server.number("rdb_last_load_keys_loaded") or server.info.get("aof_enabled") == "1"
+    return not kept and oldest.ago < since + 1  # The server counts whole seconds.
+
 
 _TOPICS: tuple[Callable[[Server], Iterator[Finding]], ...] = (
     distance,
@@ -124,3 +193,72 @@ def _no_answer(backend: Backend, error: LockUnavailable) -> Finding:
         says = f"not ready: {says}"
         advice = "Run the doctor again. If it stays so, look at the server's log."
     return Finding("server", "fail", says, advice, id="E020")
+
+
+# --- whether ``migrate`` has made the permissions of the admin's page -----------------------------
+
+
+def examine_admin() -> Iterator[Finding]:
+    """Ask the database, unless the admin is not installed."""
+    if not apps.is_installed("django.contrib.admin"):
+        yield Finding("permissions", "ok", "not needed: the admin is not installed")
+        return
+    known = apps.get_model("auth", "Permission").objects.filter(
+        content_type__app_label="django_redislock", codename="force_release_heldlock"
+    )
+    try:
+        found = known.exists()
+    except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
+        yield Finding(
+            "permissions",
+            "warn",
+            f"the database does not tell whether the admin's page has its permissions: {error}",
+            "Run manage.py migrate, or check DATABASES.",
+        )
+        return
+    if found:
+        yield Finding("permissions", "ok", "the admin's page has its permissions")
+    else:
+        yield Finding(
+            "permissions",
+            "warn",
+            "the admin's page lacks its permissions, so only superusers see it",
+            "Run manage.py migrate.",
+        )
+
+
+# --- whether ``migrate`` has made the tables that atomic and once="database" write to -------------
+
+
+def examine_tables() -> Iterator[Finding]:
+    """Ask the default database, unless there is none."""
+    from django_redislock.completed_runs import CompletedRun
+    from django_redislock.fences import Fence, has_table
+
+    database = f"database {DEFAULT_DATABASE!r}"
+    try:
+        missing = [
+            str(model._meta.verbose_name_plural)
+            for model in (Fence, CompletedRun)
+            if not has_table(model, DEFAULT_DATABASE)
+        ]
+    except ImproperlyConfigured:
+        yield Finding("tables", "ok", "not needed: DATABASES names no default database")
+    except Error as error:
+        yield Finding(
+            "tables",
+            "warn",
+            f"{database} does not tell whether it has the tables of fences: {error}",
+            "Check DATABASES.",
+        )
+    else:
+        if missing:
+            yield Finding(
+                "tables",
+                "warn",
+                f"{database} has no table of {' and of '.join(missing)}, which atomic and"
+                ' once="database" need',
+                "Run manage.py migrate django_redislock.",
+            )
+        else:
+            yield Finding("tables", "ok", f"{database} has the tables of fences")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.findings import Finding
 from django_redislock.held import detail, look_at
-from django_redislock.humanize import counted
+from django_redislock.humanize import counted, duration
 from django_redislock.rules.keys import lock_keys, permit_of
 from django_redislock.rules.names import Permit
 from django_redislock.rules.options import DEFAULT_ALIAS
@@ -18,6 +18,185 @@ if TYPE_CHECKING:
 
     from django_redislock.doctor.server import Server
     from django_redislock.held import HeldLock
+
+
+# --- whether a server may throw locks away, and whether there is memory for more of them ----------
+
+NEARLY_FULL = 0.8  # Of the memory that a server may use, and of the records that are kept.
+RECORD = 1_400  # Bytes that the records of one lock take, with names and hosts of some length.
+
+
+def eviction(server: Server) -> Iterator[Finding]:
+    policy = server.info.get("maxmemory_policy", "")
+    if not policy:
+        yield Finding(
+            "eviction", "warn", "unknown: the server does not tell", "Allow +info.", id="W025"
+        )
+    elif not server.number("maxmemory"):
+        yield Finding("eviction", "ok", "no memory limit, so no lock is evicted")
+    elif policy == "noeviction":
+        yield Finding("eviction", "ok", "memory is limited and nothing is evicted (noeviction)")
+    else:
+        evicted = server.number("evicted_keys")
+        already = f"; it has evicted {counted(evicted, 'key')} already" if evicted else ""
+        yield Finding(
+            "eviction",
+            "fail",
+            f"the policy {policy} may evict a held lock{already}",
+            "Set maxmemory-policy noeviction, or keep locks on a server of their own.",
+            id="E025",
+        )
+
+
+def memory(server: Server) -> Iterator[Finding]:
+    """Whether memory is left for locks, and whether records of runs may fill it."""
+    used, limit = server.number("used_memory"), server.number("maxmemory")
+    if limit and used >= NEARLY_FULL * limit:
+        yield Finding(
+            "memory",
+            "warn",
+            f"{used / limit:.0%} of maxmemory are in use; when it is full, no lock can be taken",
+            "Raise maxmemory, and see what the memory is used for.",
+            id="W036",
+        )
+    if server.scripts_need:
+        return
+    backend = server.backend
+    known, most = backend.ran_permits(0).total, backend.most_records
+    lacking = (most - known) * RECORD - (limit - used)
+    if known >= NEARLY_FULL * most:
+        yield Finding(
+            "records",
+            "warn",
+            f"{known} locks of tasks have records, and those of {most} are kept: the oldest go"
+            f" before {duration(backend.conf.records_for)} are over, and `locks runs` does not know"
+            " them then",
+            "Is an object named in a key? Raise RECORDS if its records are needed for so long, or"
+            " lower RECORDS_FOR if they are not.",
+            id="W037",
+        )
+    # Each server of a cluster has a part of them; and a few are no sign that there will be more.
+    elif limit and not backend.in_buckets and known >= most / 10 and lacking > 0:
+        yield Finding(
+            "records",
+            "warn",
+            f"{known} locks of tasks have records, and those of {most} are kept: for so many, about"
+            f" {lacking / 1_000_000:.1f} MB of maxmemory are lacking",
+            "Lower RECORDS or RECORDS_FOR, or raise maxmemory.",
+            id="W037",
+        )
+
+
+# --- whether held locks survive a restart of the server, and its failure --------------------------
+
+
+def persistence(server: Server) -> Iterator[Finding]:
+    info = server.info
+    if not info:
+        return  # Nobody knows, and version() has said so.
+    failed = [
+        key
+        for key in ("rdb_last_bgsave_status", "aof_last_write_status")
+        if info.get(key, "ok") != "ok"
+    ]
+    if failed:
+        yield Finding(
+            "persistence",
+            "fail",
+            f"the last write to disk failed ({', '.join(failed)}); the server may refuse writes",
+            "Look at the server's log, and at its disk.",
+            id="E026",
+        )
+    elif info.get("aof_enabled") == "1":
+        if server.backend.supports_majority:
+            yield _last_second(server)
+        else:
+            yield Finding("persistence", "ok", "held locks survive a restart (append-only file)")
+    elif server.backend.supports_majority:
+        yield Finding(
+            "persistence",
+            "warn",
+            "a server that is restarted has forgotten its locks",
+            "Start it again only after the longest ttl; or set appendonly yes and appendfsync"
+            " always.",
+            id="W026",
+        )
+    else:
+        yield Finding(
+            "persistence",
+            "warn",
+            "a restart of the server frees locks that are still relied on",
+            "Set appendonly yes; or guard what locks protect with the fence.",
+            id="W026",
+        )
+
+
+def _last_second(server: Server) -> Finding:
+    """Whether a restarted server knows its last grants, and so will not vote against them."""
+    reply = server.run("CONFIG", "GET", "appendfsync")
+    if isinstance(reply, ReplyError):
+        return Finding(
+            "persistence",
+            "ok",
+            "held locks survive a restart (append-only file); with appendfsync always also those of"
+            " the last second",
+        )
+    if b"always" in (reply.values() if isinstance(reply, dict) else reply):  # RESP3, or RESP2.
+        return Finding("persistence", "ok", "held locks survive a restart (appendfsync always)")
+    return Finding(
+        "persistence",
+        "warn",
+        "a server that is restarted has forgotten the locks of its last second",
+        "Start it again only after the longest ttl; or set appendfsync always.",
+        id="W026",
+    )
+
+
+def replication(server: Server) -> Iterator[Finding]:
+    if not server.info:
+        return  # Nobody knows, and version() has said so.
+    backend = server.backend
+    replicas, acknowledged = server.number("connected_slaves"), backend.conf.replicas_ack
+    if server.info.get("role") == "slave":
+        yield Finding(
+            "replication",
+            "fail",
+            "LOCATION names a replica, which refuses writes",
+            "Name the primary.",
+            id="E027",
+        )
+    elif acknowledged > replicas:
+        yield Finding(
+            "replication",
+            "fail",
+            f"REPLICAS_ACK is {acknowledged}, but the server has {counted(replicas, 'replica')}: no"
+            " lock can be taken",
+            "Connect more replicas, or lower REPLICAS_ACK.",
+            id="E027",
+        )
+    elif backend.supports_majority:
+        yield Finding("replication", "ok", "a majority decides, and replicas do not count")
+    elif not replicas and backend.supports_failover:
+        yield Finding(
+            "replication",
+            "warn",
+            "no replicas, so no server can take over",
+            "Connect replicas to the master.",
+            id="W027",
+        )
+    elif replicas and not acknowledged:
+        yield Finding(
+            "replication",
+            "warn",
+            f"{counted(replicas, 'replica')}; a failover may forget the last grants",
+            "Set REPLICAS_ACK to 1 or more, so that a grant counts only when replicas know it.",
+            id="W027",
+        )
+    elif replicas:
+        yield Finding("replication", "ok", f"{acknowledged} of {replicas} replicas acknowledge")
+    else:
+        yield Finding("replication", "ok", "no replicas")
+
 
 MOST_KEYS = 20_000  # Keys, at most, that are looked at.
 SCANNED_AT_ONCE = 1_000

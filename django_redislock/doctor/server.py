@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from redis.connection import parse_url
 
 from django_redislock.backends.redis.dialing import OLDEST_VERSION, numbers_in
 from django_redislock.backends.redis.errors import ReplyError
@@ -12,9 +17,49 @@ from django_redislock.findings import Finding
 from django_redislock.process import cached_property
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from django_redislock.backends.base import Backend, TakesCommands
+    from django_redislock.conf import Conf
+
+
+# --- where settings lead: how redis-py reads addresses and options. Nothing is dialed -------------
+
+
+def of_servers(conf: Conf) -> list[dict[str, Any]]:
+    """The servers that keep the locks, as keyword arguments of redis-py's connections.
+
+    Behind sentinels, the name of the service stands for the host, as it does in django-redis.
+    """
+    options = dict(conf.options)
+    service = options.pop("service_name", None)
+    if not isinstance(service, str):
+        return list(parsed(conf.location, options))
+    scheme = "rediss" if options.pop("ssl", False) else "redis"
+    return list(parsed(f"{scheme}://{service}", options))
+
+
+def of_sentinels(conf: Conf) -> list[dict[str, Any]]:
+    """The sentinels, see of_servers(); none where there are none."""
+    if "service_name" not in conf.options:
+        return []
+    return list(parsed(conf.location, conf.options.get("sentinel_kwargs", {})))
+
+
+def parsed(location: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One URL, or several, as redis-py reads it; a URL wins over the options.
+
+    Anything that is not a URL (None from an unset variable) is skipped.
+    """
+    for url in [location] if isinstance(location, str) else location or ():
+        with suppress(ValueError, TypeError, AttributeError):
+            yield {**options, **parse_url(url)}  # type: ignore[no-untyped-call]
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether *host* is a name of this machine's own loopback."""
+    return host.lower() in {"localhost", "::1"} or host.startswith("127.")
+
 
 CLOCK_DIFFERENCE = 1.0  # Seconds.
 RIGHTS_PER_DATABASE = (9, 1)  # The first Valkey that has them.
@@ -127,3 +172,46 @@ def clock(server: Server) -> Iterator[Finding]:
         " keep both right, in small steps.",
         id="W028",
     )
+
+
+# --- whether a Django cache uses the database of the locks: its clear() would flush them ----------
+
+
+def caches(server: Server) -> Iterator[Finding]:
+    shared = shared_caches(server.backend.conf)
+    if not shared:
+        yield Finding("cache", "ok", "no Django cache uses the same database")
+        return
+    yield Finding(
+        "cache",
+        "warn",
+        f"CACHES[{shared[0]!r}] uses the same database, and its clear() flushes all locks",
+        "Give locks a database number of their own, in LOCATION or as OPTIONS['db'].",
+        id="W004",
+    )
+
+
+def shared_caches(conf: Conf) -> list[str]:
+    """The aliases in CACHES that use the database of these locks."""
+    ours = _databases(of_servers(conf))
+    found = []
+    for alias, cache in getattr(settings, "CACHES", {}).items():
+        location, options = cache.get("LOCATION", ""), cache.get("OPTIONS", {})
+        if isinstance(location, str):
+            location = re.split("[;,]", location)
+        uses_redis = "redis" in str(cache.get("BACKEND", "")).lower()
+        if uses_redis and ours & _databases(parsed(location, options)):
+            found.append(alias)
+    return found
+
+
+def _databases(addresses: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    """The databases at these addresses: (host, port, db) or (path, db)."""
+    databases = set()
+    for parts in addresses:
+        with suppress(ValueError, TypeError):
+            port, db = int(parts.get("port", 6379)), int(parts.get("db") or 0)
+            host = str(parts.get("host", "localhost")).lower()
+            host = "localhost" if is_this_machine(host) else host
+            databases.add((parts["path"], db) if "path" in parts else (host, port, db))
+    return databases

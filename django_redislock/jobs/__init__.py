@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from django_redislock.jobs.decorator import single_instance
-from django_redislock.jobs.options import Conflict, JobOptions
+from django_redislock.jobs.options import Conflict, JobOptions, Skipped
 from django_redislock.jobs.run import current_lease, run_job
-from django_redislock.jobs.skipped import Skipped
 
 __all__ = ["Conflict", "JobOptions", "Skipped", "current_lease", "run_job", "single_instance"]

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 
 from asgiref.sync import AsyncToSync
 
-from django_redislock.activity import Activity
-from django_redislock.decorating import (
+from django_redislock.holder import Activity
+from django_redislock.jobs.options import JobOptions
+from django_redislock.jobs.run import JobRun, Named
+from django_redislock.lock import explaining
+from django_redislock.misuse import (
     check_decorated,
     finished,
     is_awaited,
     is_decorated,
     without_transaction,
 )
-from django_redislock.jobs.options import JobOptions
-from django_redislock.jobs.run import JobRun, Named
-from django_redislock.lock import explaining
 from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import Written, check_name, formatter
 from django_redislock.rules.options import DEFAULT_ALIAS
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import timedelta
 
-    from django_redislock.jobs.options import Conflict
+    from django_redislock.jobs.options import Conflict, Skipped
     from django_redislock.jobs.run import NameOf
-    from django_redislock.jobs.skipped import Skipped
     from django_redislock.monitors import Monitor
     from django_redislock.rules.limit import Limit
 

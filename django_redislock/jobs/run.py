@@ -15,14 +15,13 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, process, signals, task_runs
-from django_redislock.activity import Activity, current_activity, within
-from django_redislock.decorating import UNSTARTED, called, unstarted
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.holder import Activity, current_activity, within
 from django_redislock.humanize import duration
-from django_redislock.jobs.options import DATABASE, Conflict, JobOptions
-from django_redislock.jobs.skipped import Skipped
+from django_redislock.jobs.options import DATABASE, Conflict, JobOptions, Skipped
 from django_redislock.lease import Lease
 from django_redislock.lock import JointLock, Lock
+from django_redislock.misuse import UNSTARTED, called, unstarted
 from django_redislock.monitors import CheckIns
 from django_redislock.process import cached_property
 from django_redislock.rules.arguments import text
@@ -103,7 +102,7 @@ class JobRun:
     _asked = 0.0  # When it asked for the lock first.
     _began: float | None = None  # When its body did.
     _begun_in: process.Process | None = None  # Where.
-    baton = ""  # If it is to take up a lease: see baton.py.
+    baton = ""  # If it is to take up a lease: see lease.py.
     _lock: Lock | None = None  # The one that was asked last.
     _check_ins: CheckIns | None = None  # Once its body has begun.
 

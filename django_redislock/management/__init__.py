@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django_redislock.management.sigterm import release_on_sigterm
-from django_redislock.management.single_instance import SingleInstanceMixin
+from django_redislock.management.single_instance import SingleInstanceMixin, release_on_sigterm
 
 __all__ = ["SingleInstanceMixin", "release_on_sigterm"]

@@ -9,15 +9,101 @@ import os
 import shutil
 import socket
 import sys
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
+from django_redislock import conf, doctor, held
+from django_redislock.exceptions import LockUnavailable
+from django_redislock.humanize import duration, visible
+from django_redislock.jobs.options import Skipped
+from django_redislock.management.terminal import moment
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from django.core.management.base import OutputWrapper
+
+
+# --- asks several aliases. One that cannot answer must not hide the others ------------------------
+
+Answer = TypeVar("Answer", held.HeldLocks, held.Records)
+
+
+class Listed(NamedTuple):
+    """The held locks of some aliases."""
+
+    locks: list[held.HeldLock]
+    total: int  # How many are held in all, selected or not.
+    partial: bool  # Whether there may be more.
+    problems: dict[str, str]  # By alias: why some or all of its locks are missing.
+
+
+def named(alias: str | None) -> list[str]:
+    """The named alias, or else all.
+
+    Raises:
+        ImproperlyConfigured: There is no such alias, or something about it is wrong.
+    """
+    if alias is None:
+        return conf.aliases()
+    conf.conf(alias)
+    return [alias]
+
+
+@contextmanager
+def noting(problems: dict[str, str], alias: str, asked: Sequence[str]) -> Iterator[None]:
+    """Note in *problems* why *alias*, one of those *asked*, cannot answer.
+
+    Raises:
+        ImproperlyConfigured: Something is wrong about the only alias that is asked.
+    """
+    try:
+        yield
+    except (LockUnavailable, ImproperlyConfigured) as error:
+        if len(asked) == 1 and isinstance(error, ImproperlyConfigured):
+            raise
+        problems[alias] = held.problem(error, alias)
+
+
+def of_each(
+    aliases: list[str], question: Callable[[str], Answer]
+) -> tuple[dict[str, Answer], dict[str, str]]:
+    """Ask each alias. Return the answers, and why aliases did not answer, or not in full."""
+    answers: dict[str, Answer] = {}
+    problems: dict[str, str] = {}
+    for alias in aliases:
+        with noting(problems, alias, aliases):
+            answers[alias] = question(alias)
+            if silent := answers[alias].silent:
+                problems[alias] = " ".join(held.silence(silent, alias).values())
+    return answers, problems
+
+
+def beginnings(aliases: list[str]) -> list[tuple[str, int]]:
+    """The servers whose records begin at their start, and how many seconds ago that was."""
+    found: list[tuple[str, int]] = []
+    for alias in aliases:
+        with noting({}, alias, aliases):  # The problem is told where its records are read.
+            found += [
+                (f"{place} ({alias})", ago) for place, ago in doctor.beginnings(alias).items()
+            ]
+    return found
+
+
+def listed(aliases: list[str], limit: int, only: held.Selection | None = None) -> Listed:
+    """Up to *limit* held locks of each alias."""
+    answers, problems = of_each(aliases, lambda one: held.list(using=one, limit=limit, only=only))
+    return Listed(
+        locks=[lock for some in answers.values() for lock in some],
+        total=sum(some.total for some in answers.values()),
+        partial=any(some.partial for some in answers.values()),
+        problems=problems,
+    )
+
 
 # Exit statuses.
 FOUND = 1  # --fail has found something, or the command failed.
@@ -160,3 +246,37 @@ def operator() -> str:
     except (KeyError, OSError):  # A container's user may have no name.
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()} by manage.py locks"
+
+
+# --- A skipped run in a shell: one line on standard error -----------------------------------------
+
+
+def line_of(skipped: Skipped) -> str:
+    """What became of a run, for humans."""
+    why, who = skipped["skipped"], skipped.get("holder") or skipped.get("by")
+    state = {"busy": "is held by", "cooling": "cools down after"}.get(why, f"is {why}, by")
+    ago = f", {duration(skipped['ago'])} ago" if "ago" in skipped else ""
+    reason = f": {skipped['reason']}" if "reason" in skipped else ""
+    left = skipped.get("expires_in")
+    until = f", until {moment(time.time() + left)}" if left is not None else ""
+    return visible(f"Skipped: {skipped['lock']!r} {state} {who}{ago}{until}{reason}")
+
+
+@contextmanager
+def no_second_line(job: str) -> Iterator[None]:
+    """Without logging in a project, Python would print the log of a skip too. Prevent that.
+
+    Args:
+        job: The full name of the job whose skip has a line already.
+    """
+    logger = logging.getLogger("django_redislock.jobs")
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        is_ours = isinstance(getattr(record, "data", None), Skipped) and vars(record)["job"] == job
+        return not is_ours or logger.hasHandlers()
+
+    logger.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_wanted)

@@ -15,9 +15,8 @@ from django_redislock.completed_runs import CompletedRun
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import counted, duration, visible
-from django_redislock.jobs.skipped import is_skip
-from django_redislock.management import aliases
-from django_redislock.management.console import FOUND, USAGE, finish
+from django_redislock.jobs.options import is_skip
+from django_redislock.management.console import FOUND, USAGE, finish, named, noting
 from django_redislock.management.terminal import local_time, pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.rules.names import Permit, meant_by
@@ -67,12 +66,12 @@ def explain(
     using = alias or DEFAULT_ALIAS
     asked = [using]
     if job:
-        asked = aliases.named(alias)
+        asked = named(alias)
         _add_job(known, what, asked)
     else:
-        _add_name(known, what, using, aliases.named(alias))
+        _add_name(known, what, using, named(alias))
         if not known.facts:
-            asked = aliases.named(alias)
+            asked = named(alias)
             _add_task(known, what, asked)
     facts = sorted(known.facts, key=lambda fact: fact.at)
     if json:
@@ -106,7 +105,7 @@ def explain(
 def _add_job(known: Known, job: str, asked: Sequence[str]) -> None:
     """Add what became of the runs of a job, under all its locks."""
     for using in asked:
-        with aliases.noting(known.problems, using, asked):
+        with noting(known.problems, using, asked):
             records = held.records(using=using, limit=task_runs.MOST_NAMES, task=job)
             # Of no lock in particular.
             facts = _of_record(records.of_job(job), set())
@@ -123,7 +122,7 @@ def _add_name(known: Known, name: str, using: str, asked: Sequence[str]) -> None
         meant = meant_by(name)
     except InvalidLockName:
         return
-    with aliases.noting(known.problems, using, asked):
+    with noting(known.problems, using, asked):
         known.facts.extend(_of_locks(meant, using))
     completed = CompletedRun.objects.using(DEFAULT_DATABASE)
     _add_completed(known, completed.of(meant[-1].label).filter(alias=using))
@@ -132,7 +131,7 @@ def _add_name(known: Known, name: str, using: str, asked: Sequence[str]) -> None
 def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
     """Add what is known of the call with this id: to the lock servers, a database and Celery."""
     for using in asked:
-        with aliases.noting(known.problems, using, asked):
+        with noting(known.problems, using, asked):
             _add_calls(known, task_id, using)
     completed = CompletedRun.objects.using(DEFAULT_DATABASE)
     _add_completed(known, completed.filter(task_id=task_id, alias__in=asked))

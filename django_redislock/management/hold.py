@@ -12,7 +12,7 @@ from django_redislock import held
 from django_redislock.exceptions import LockTimeout
 from django_redislock.humanize import duration, visible
 from django_redislock.management.console import FOUND, USAGE, operator
-from django_redislock.management.sigterm import release_on_sigterm
+from django_redislock.management.single_instance import release_on_sigterm
 from django_redislock.management.terminal import local_time, pasteable
 from django_redislock.rules.names import meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS

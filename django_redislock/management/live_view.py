@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from django_redislock import held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import visible
-from django_redislock.management import aliases, terminal
-from django_redislock.management.table import clipped, table
+from django_redislock.management import console, terminal
+from django_redislock.management.terminal import clipped, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ class LiveView:
             lines: The room in lines; None if that does not matter.
             columns: The room in columns; the same.
         """
-        found = aliases.listed(self._aliases, MOST_LOCKS)
+        found = console.listed(self._aliases, MOST_LOCKS)
         self._note(found)
         # Locks with the most waiters, then those held longest, matter most.
         locks = sorted(found.locks, key=lambda lock: (-lock.waiters, -(lock.held_for or 0.0)))
@@ -77,7 +77,7 @@ class LiveView:
             shown += ["", *part] if part else []
         return [clipped(line, columns) if columns else line for line in shown], problems
 
-    def _note(self, found: aliases.Listed) -> None:
+    def _note(self, found: console.Listed) -> None:
         before = self._before
         now = {(lock.alias, lock.key): lock for lock in found.locks}
         if before is not None:

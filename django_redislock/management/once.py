@@ -15,7 +15,7 @@ from django_redislock import conf, fencing
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.fences import missing_table
 from django_redislock.humanize import counted, duration, visible
-from django_redislock.management import aliases, terminal
+from django_redislock.management import console, terminal
 from django_redislock.management.console import FOUND, UNAVAILABLE, USAGE, operator
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
@@ -124,7 +124,7 @@ def _rows(alias: str | None, database: str) -> CompletedRuns:
     except ValueError as error:
         raise CommandError(str(error), returncode=USAGE) from None
     rows = CompletedRun.objects.using(database)
-    return rows if alias is None else rows.filter(alias__in=aliases.named(alias))
+    return rows if alias is None else rows.filter(alias__in=console.named(alias))
 
 
 def _ago(seconds: float) -> datetime:

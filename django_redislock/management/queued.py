@@ -9,8 +9,7 @@ from django.core.management.base import CommandError
 from django_redislock import held, logs, task_runs
 from django_redislock.humanize import counted
 from django_redislock.management.console import USAGE, finish, operator
-from django_redislock.management.table import table
-from django_redislock.management.terminal import moment, pasteable
+from django_redislock.management.terminal import moment, pasteable, table
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:

@@ -12,8 +12,16 @@ from django.core.management.base import CommandError
 from django_redislock import conf, held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, duration
-from django_redislock.management import aliases, arguments, terminal
-from django_redislock.management.console import UNAVAILABLE, USAGE, finish
+from django_redislock.management import arguments, terminal
+from django_redislock.management.console import (
+    UNAVAILABLE,
+    USAGE,
+    beginnings,
+    finish,
+    named,
+    noting,
+    of_each,
+)
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
@@ -62,7 +70,7 @@ def _show(
             "--job goes with neither NAME nor --task nor --prefix.", returncode=USAGE
         )
     chosen = f"--job {pasteable(job)}" if job else chosen
-    asked = [alias or DEFAULT_ALIAS] if names else aliases.named(alias)
+    asked = [alias or DEFAULT_ALIAS] if names else named(alias)
     if no_success_for is not None:
         _check_known(no_success_for, asked)
     known, problems, partial = _records(names, alias, task, prefix, job)
@@ -95,7 +103,7 @@ def _show(
             known=bool(found) or not problems,
         )
     elif found:
-        several = not names and len(aliases.named(alias)) > 1
+        several = not names and len(named(alias)) > 1
         console.print(terminal.runs(found, console.columns, notes, similar, with_alias=several))
     elif known:
         console.print([_good_news(known, no_success_for, chosen=bool(chosen), of_job=bool(job))])
@@ -103,7 +111,7 @@ def _show(
         console.print([f"No run is known of {chosen}." if chosen else "No run of a task is known."])
     if not json and (not known or any(not one.last_success for one in found)):
         answering = [one for one in asked if one not in problems]
-        console.print(terminal.beginnings(aliases.beginnings(answering)))
+        console.print(terminal.beginnings(beginnings(answering)))
     if partial:
         console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
     _finish(lines, complaint * fail, untold)
@@ -160,8 +168,8 @@ def _records(
             for name in dict.fromkeys(map(check_name, names))
         ]
         return found, {}, False
-    answers, problems = aliases.of_each(
-        aliases.named(alias),
+    answers, problems = of_each(
+        named(alias),
         lambda using: held.records(using=using, limit=MOST_NAMES, task=job or task, prefix=prefix),
     )
     if job:
@@ -175,7 +183,7 @@ def _check_known(no_success_for: float, using: list[str]) -> None:
     """Refuse a time for which records are not kept."""
     for alias in using:
         longest = math.inf
-        with aliases.noting({}, alias, using):  # The problem is told where its records are read.
+        with noting({}, alias, using):  # The problem is told where its records are read.
             longest = conf.conf(alias).records_for
         if no_success_for > longest:
             raise CommandError(

@@ -2,7 +2,7 @@
 
 Each waiter notes its wait at all leases that it holds, see stored.Wait. So a search goes from a
 wanted lock to its lease, from the lease to the lock that its holder waits for, and so on. The
-search knows no server: it yields what it wants to read, and its caller, lookout.py, reads that.
+search knows no server: it yields what it wants to read, and its caller, deadlocks.py, reads that.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ import pytest
 
 from django_redislock import distributed_lock, task_runs
 from django_redislock.celery import single_instance_task
-from django_redislock.celery.defer import defer
-from django_redislock.celery.line import IN_SLOT, NEAR, Turn, time_in_slot
+from django_redislock.celery.defer import IN_SLOT, NEAR, Turn, defer, time_in_slot
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Busy
 from django_redislock.rules.options import Options

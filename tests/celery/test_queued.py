@@ -23,7 +23,8 @@ from django.db.transaction import atomic, set_rollback
 from kombu.exceptions import ContentDisallowed, EncodeError, OperationalError
 
 from django_redislock import LockMisuse, distributed_lock, task_runs
-from django_redislock.celery import SingleInstanceTask, arguments
+from django_redislock.celery import SingleInstanceTask
+from django_redislock.celery import queued as arguments
 from django_redislock.rules import scripts
 from tests.celery.project import PATIENCE
 from tests.celery.project.app import make_app, schema

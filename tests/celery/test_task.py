@@ -37,7 +37,6 @@ from django_redislock import (
     single_instance,
     take_up,
 )
-from django_redislock.activity import Activity, busy_with, current_activity
 from django_redislock.celery import (
     SingleInstance,
     SingleInstanceTask,
@@ -45,6 +44,7 @@ from django_redislock.celery import (
     single_instance_task,
 )
 from django_redislock.celery.options import OPTIONS
+from django_redislock.holder import Activity, busy_with, current_activity
 from django_redislock.humanize import duration
 from tests.support.calls import counted_calls
 from tests.support.celery_app import EAGER, celery_app, current

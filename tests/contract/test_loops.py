@@ -15,7 +15,7 @@ from asgiref.sync import async_to_sync
 
 from django_redislock import LockTimeout, distributed_lock
 from django_redislock.backends.quorum import servers as quorum_servers
-from django_redislock.backends.redis.loops import _Loop
+from django_redislock.backends.redis.pool import _Loop
 from tests.support.matrix import CLUSTER, MEMORY, QUORUM, SECURED, SENTINEL, everywhere, places
 from tests.support.servers import KIND
 from tests.support.stored import NAME

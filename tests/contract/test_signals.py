@@ -21,9 +21,9 @@ from django_redislock import (
     signals,
 )
 from django_redislock.backends.registry import backends
+from django_redislock.deferred_work import catch_up, later
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
-from django_redislock.meanwhile import catch_up, later
 from django_redislock.testing import OTHER
 from tests.support.faults import slack
 from tests.support.matrix import needs_scripts

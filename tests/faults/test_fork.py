@@ -19,7 +19,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend, watchdog
-from django_redislock.backends.redis.protocol import packed
+from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts, stored
 from tests.support.backends import UNHURRIED

@@ -17,7 +17,7 @@ import pytest
 from django_redislock import LockTimeout, LockUnavailable, clock, distributed_lock
 from django_redislock.backends.redis import calling
 from django_redislock.backends.redis.dialing import Dialer
-from django_redislock.backends.redis.renewing import RenewingConnection
+from django_redislock.backends.redis.server import RenewingConnection
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CONFIRM_WITHIN
 from django_redislock.rules.lease_state import drift

@@ -23,7 +23,7 @@ from django_redislock import (
 )
 from django_redislock.backends.redis import calling
 from django_redislock.backends.redis.dialing import DIALS_APART, Dialer
-from django_redislock.backends.redis.renewing import RenewingConnection
+from django_redislock.backends.redis.server import RenewingConnection
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from django_redislock.rules.options import ONE_TRY

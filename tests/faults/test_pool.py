@@ -18,11 +18,10 @@ import pytest
 from django_redislock import LockUnavailable, clock, distributed_lock
 from django_redislock.backends.redis import pool as pool_module
 from django_redislock.backends.redis import shared_bell
-from django_redislock.backends.redis.connection import Connection
+from django_redislock.backends.redis.connection import Connection, packed
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import ConnectionPool
-from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.redis.shared_bell import SharedBell, SharedBells
 from django_redislock.backends.registry import backends
 from tests.support.faults import loses, takes

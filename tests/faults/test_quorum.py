@@ -26,10 +26,13 @@ from django_redislock import (
     single_instance_task,
 )
 from django_redislock.backends.quorum.backend import QuorumBackend
-from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
-from django_redislock.backends.quorum.fences import MOST_LEAD
+from django_redislock.backends.quorum.servers import (
+    MOST_LEAD,
+    AsyncQuorumConnection,
+    QuorumConnection,
+)
+from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.dialing import Dialer
-from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.stored import DoneMarkers, Owner

@@ -18,8 +18,8 @@ from redis import CredentialProvider
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.backends.redis import calling, dialing
-from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.errors import check_tls
+from django_redislock.backends.redis.server import RedisBackend
 from django_redislock.backends.registry import backends
 from django_redislock.doctor import examine, minimal_acl
 from django_redislock.lock import Lock

@@ -12,8 +12,7 @@ import pytest
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, take_up
 from django_redislock.backends.registry import backends
-from django_redislock.backends.sentinel.backend import SentinelBackend
-from django_redislock.backends.sentinel.dialing import MasterDialer
+from django_redislock.backends.sentinel.backend import MasterDialer, SentinelBackend
 from tests.conftest import Locks
 from tests.support.faults import lease_of, takes
 from tests.support.others import queued

@@ -6,8 +6,7 @@ import threading
 from contextlib import ExitStack, contextmanager, suppress
 
 from django_redislock import LockError, distributed_lock, held, single_instance
-from django_redislock.activity import Activity, busy_with
-from django_redislock.holder import current_owner
+from django_redislock.holder import Activity, busy_with, current_owner
 from tests.support.others import held_by, waiters
 from tests.support.waiting import wait_until
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import ref
 
 from django_redislock import clock, distributed_lock
-from django_redislock.backends.inbox import Inbox
+from django_redislock.backends.drivers import Inbox
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import Pool, Room
 from django_redislock.backends.registry import backends

@@ -100,7 +100,7 @@ ROOMS = {
     "rules/*.py": of_rules("flows", "replies", "stored", "steps", "circles"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
     "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
-    "backends/redis/location.py": (OF_SETTINGS, ON_ONE_SERVER),
+    "backends/redis/checking.py": (OF_SETTINGS, ON_ONE_SERVER),
     "backends/redis/without_scripts.py": (WITHOUT_SCRIPTS, ON_ONE_SERVER),
     "backends/redis/*.py": (ON_ONE_SERVER, OF_CONNECTIONS, ON_SERVERS),
 }

@@ -22,10 +22,10 @@ from django.test import Client
 from django.urls import path, reverse
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held, task_runs
-from django_redislock.activity import Activity, busy_with
 from django_redislock.admin import page as held_locks
 from django_redislock.admin import panels
 from django_redislock.backends.redis.connection import Connection
+from django_redislock.holder import Activity, busy_with
 from django_redislock.lock import Lock
 from django_redislock.models import LockPage
 from django_redislock.rules import scripts

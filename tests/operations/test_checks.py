@@ -11,7 +11,7 @@ from django.core import checks
 from django.core.management import call_command
 
 from django_redislock.checks import check_passwords, check_servers, check_settings
-from django_redislock.doctor import reach
+from django_redislock.doctor import rights as reach
 from django_redislock.testing import IN_MEMORY
 from tests import ROOT
 from tests.support.waiting import HUNG

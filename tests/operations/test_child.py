@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock.management.child import Child, cannot_run
 from django_redislock.management.guard import PASSED_ON
+from django_redislock.management.run import Child, cannot_run
 from tests import ROOT
 from tests.support.servers import stop_process
 from tests.support.waiting import HUNG, wait_until
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PARENT = """
 import fcntl, os, sys, termios, threading
-from django_redislock.management import child
+from django_redislock.management import run as child
 
 if os.isatty(0):
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -23,7 +23,8 @@ from django_redislock.backends.base import Backend
 from django_redislock.backends.quorum import backend as quorum_backend
 from django_redislock.checks import check_servers
 from django_redislock.completed_runs import CompletedRun
-from django_redislock.doctor import keyspace, reach, rights
+from django_redislock.doctor import keyspace, rights
+from django_redislock.doctor import rights as reach
 from django_redislock.fences import Fence
 from django_redislock.findings import Finding
 from django_redislock.rules.keys import index_key, lock_keys, ran_index_key

@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 
 from django_redislock import distributed_lock, held, task_runs
-from django_redislock.activity import Activity, busy_with
 from django_redislock.completed_runs import CompletedRun
+from django_redislock.holder import Activity, busy_with
 from django_redislock.lock import Lock
 from django_redislock.management import explain
 from django_redislock.rules.flows import Busy, RunMarker

@@ -25,9 +25,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redislock import distributed_lock, held, process, task_runs
-from django_redislock.activity import Activity, busy_with
+from django_redislock.holder import Activity, busy_with
 from django_redislock.lock import Lock
-from django_redislock.management import live_view, table
+from django_redislock.management import live_view
+from django_redislock.management import terminal as table
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
 from django_redislock.management.console import logging_afterwards

@@ -18,8 +18,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redislock import held, task_runs
-from django_redislock.jobs.skipped import Skipped
-from django_redislock.management.skips import line_of
+from django_redislock.jobs.options import Skipped
+from django_redislock.management.console import line_of
 from tests import ROOT
 from tests.support.nursery import environment_for, start_python
 from tests.support.others import held_by

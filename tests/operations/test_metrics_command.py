@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock, held, single_instance
-from django_redislock.management import exposition
+from django_redislock.management import metrics as exposition
 from django_redislock.management.metrics import GAUGES, pattern
 from tests.operations.test_locks_command import locks_command
 from tests.support.matrix import MEMORY, QUORUM, everywhere, needs_scripts, unscripted

@@ -24,15 +24,13 @@ from django_redislock import (
     LockUnavailable,
     distributed_lock,
     held,
-    meanwhile,
     signals,
     single_instance,
 )
+from django_redislock import deferred_work as meanwhile
 from django_redislock.backends.registry import backends
-from django_redislock.contrib.otel import metrics
-from django_redislock.contrib.otel.labels import MOST_NAMES, OTHER, Labels
-from django_redislock.contrib.otel.metrics import Metrics
-from django_redislock.contrib.otel.telemetry import Telemetry
+from django_redislock.contrib.otel import telemetry as metrics
+from django_redislock.contrib.otel.telemetry import MOST_NAMES, OTHER, Labels, Metrics, Telemetry
 from django_redislock.lock import Lock
 from tests.support.others import held_by_other
 from tests.support.processes import hear, python, say
@@ -414,7 +412,8 @@ from django.conf import settings
 settings.configure(INSTALLED_APPS={apps})
 django.setup()
 from django_redislock import signals
-print(len(signals.lock_acquired.receivers), "django_redislock.contrib.otel.metrics" in sys.modules)
+loaded = "django_redislock.contrib.otel.telemetry" in sys.modules
+print(len(signals.lock_acquired.receivers), loaded)
 """
 
 

@@ -15,9 +15,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
 from django_redislock import LockLost, distributed_lock, held, task_runs
-from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.base import FEWEST_IN_A_BUCKET
 from django_redislock.backends.registry import backends
+from django_redislock.holder import Activity, busy_with
 from django_redislock.humanize import duration
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Finished, RunMarker

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held, task_runs
-from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
+from django_redislock.holder import Activity, busy_with
 from django_redislock.lock import Lock
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import RunMarker

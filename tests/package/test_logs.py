@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from django_redislock import logs
-from django_redislock.activity import Activity, busy_with
+from django_redislock.holder import Activity, busy_with
 from tests import ROOT
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_each_logger_has_the_fields() -> None:
         if (found := re.findall(r"logging\.getLogger\(([^)]*)\)", path.read_text()))
     }
     # The second one only looks for a logger that another module has made.
-    assert made == {"logs.py": ["name"], "management/skips.py": ['"django_redislock.jobs"']}
+    assert made == {"logs.py": ["name"], "management/console.py": ['"django_redislock.jobs"']}
 
 
 def test_every_record_has_every_field(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock.rules.joint_state import JointState
+from django_redislock.joint_holds import JointState
 from tests.rules.test_lease_state import END, TTL, claimed, is_renewed, me, state
 
 

@@ -10,8 +10,7 @@ from redis import exceptions as redis_errors
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_redislock.backends.cluster import slots
-from django_redislock.backends.cluster.node import NoCluster
-from django_redislock.backends.cluster.slot_map import read_slot_map
+from django_redislock.backends.cluster.node import NoCluster, read_slot_map
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.errors import AtServers, ReplyError
 from django_redislock.rules import scripts

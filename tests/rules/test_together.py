@@ -10,8 +10,16 @@ import pytest
 
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.steps import Answer, Call, Calls, Pause, Refused, Tell, Unanswered
-from django_redislock.rules.together import together
+from django_redislock.rules.steps import (
+    Answer,
+    Call,
+    Calls,
+    Pause,
+    Refused,
+    Tell,
+    Unanswered,
+    together,
+)
 
 if TYPE_CHECKING:
     from django_redislock.rules.steps import Flow

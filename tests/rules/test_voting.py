@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from django_redislock.backends.quorum.fences import Fences
+from django_redislock.backends.quorum.servers import Fences
 from django_redislock.backends.quorum.voting import NoMajority, Question, Voting
 from django_redislock.backends.redis.calling import Caller
 from django_redislock.backends.redis.errors import ReplyError

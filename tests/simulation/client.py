@@ -7,12 +7,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol, Self
 
 from django_redislock import held
-from django_redislock.baton import Baton
 from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
-from django_redislock.lease import Lease
-from django_redislock.lock import Lock
+from django_redislock.lease import Baton, Lease
+from django_redislock.lock import Lock, TakingUp
 from django_redislock.rules.options import Options, operation_timeout
-from django_redislock.taking_up import TakingUp
 from tests.simulation.process import Process
 from tests.simulation.promises import Claim, Interrupted, Watch, most_seconds
 from tests.simulation.timeline import this_thread

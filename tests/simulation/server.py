@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from django_redislock.backends.memory.errors import ReplyError
-from django_redislock.backends.memory.interpreter import Interpreter
+from django_redislock.backends.memory.backend import Interpreter, ReplyError
 from django_redislock.rules.keys import fence_key, index_key, lock_keys, ran_index_key
 from django_redislock.rules.scripts import Script
 from tests.rules.model.promises import Violation
@@ -15,7 +14,7 @@ from tests.rules.model.server import Kept, Lease, writing
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from django_redislock.backends.memory.interpreter import Key
+    from django_redislock.backends.memory.backend import Key
     from django_redislock.rules.steps import Call, Tell
     from tests.simulation.network import Line, Message, Network, Trouble
     from tests.simulation.promises import Watch

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from django_redislock import Lease
-    from django_redislock.backends.memory.interpreter import Interpreter
+    from django_redislock.backends.memory.backend import Interpreter
     from tests.support.clusters import Cluster
     from tests.support.topologies import Watched
 

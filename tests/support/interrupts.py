@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock.backends.redis.loops import Loops
+from django_redislock.backends.redis.pool import Loops
 from django_redislock.transactions import note_collection
 
 if TYPE_CHECKING:

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING
 from redis import exceptions as redis_errors
 
 from django_redislock import clock, process
-from django_redislock.backends.cluster.node import is_lost
-from django_redislock.backends.cluster.slot_map import SLOT_OF, SlotMap, read_slot_map
+from django_redislock.backends.cluster.node import SLOT_OF, SlotMap, is_lost, read_slot_map
+from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     NotOneCluster,
     ReplyError,
     at_servers,
 )
-from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules.keys import bucket_of
 
 if TYPE_CHECKING:

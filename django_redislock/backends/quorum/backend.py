@@ -3,37 +3,201 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import clock, humanize
+from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend, Indexed
-from django_redislock.backends.quorum import examination
-from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
-from django_redislock.backends.quorum.ensemble import Ensemble
-from django_redislock.backends.quorum.fences import Fences
-from django_redislock.backends.quorum.servers import QuorumServer
-from django_redislock.backends.quorum.sessions import AsyncSession, Session
-from django_redislock.backends.quorum.voting import Voting, outcomes_of
+from django_redislock.backends.quorum.ensemble import AsyncEnsemble, Ensemble
+from django_redislock.backends.quorum.servers import (
+    AsyncQuorumConnection,
+    Fences,
+    QuorumConnection,
+    QuorumServer,
+    majority_of,
+)
+from django_redislock.backends.quorum.voting import NoMajority, Voting, outcomes_of
 from django_redislock.backends.redis.calling import Caller, trouble_of
 from django_redislock.backends.redis.checking import check_timeout, checked_dialer, checked_options
+from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.dialing import PROTOCOLS
-from django_redislock.backends.redis.errors import CLIENT_ERRORS, described, reason_of
+from django_redislock.backends.redis.errors import (
+    CLIENT_ERRORS,
+    Exhausted,
+    ReplyError,
+    described,
+    reason_of,
+)
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
+from django_redislock.findings import Finding
+from django_redislock.rules.steps import Answer, Refused, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from django_redislock.backends.base import TakesCommands
+    from django_redislock.backends.quorum.voting import Vote
     from django_redislock.conf import Conf
-    from django_redislock.findings import Finding
     from django_redislock.rules.forms import Form
     from django_redislock.rules.steps import Call, Outcome
+
+
+# --- whether a majority of the servers answers, and none of them fails together with another ------
+
+
+def majority(servers: Mapping[str, TakesCommands]) -> Finding:
+    """Examine the servers as one quorum."""
+    by_id: dict[str, list[str]] = {}
+    silent = []
+    for place, server in servers.items():
+        try:
+            (info,) = server.commands(("INFO", "server"))
+        except LockUnavailable:
+            silent.append(place)
+            continue
+        told = None if isinstance(info, ReplyError) else re.search(rb"run_id:(\w+)", info)
+        by_id.setdefault(told[1].decode() if told else place, []).append(place)
+    same = [places for places in by_id.values() if len(places) > 1]
+    return _judge(list(servers), silent, same)
+
+
+def _judge(places: list[str], silent: list[str], same: list[list[str]]) -> Finding:
+    of = len(places)
+    on_one_host = max(Counter(place.rpartition(":")[0] for place in places).values())
+    if same:
+        return Finding(
+            "quorum",
+            "fail",
+            f"{' and '.join(same[0])} are the same server, which has one vote",
+            "Name each server once, by the address that all machines reach it by.",
+            id="E034",
+        )
+    if len(silent) >= majority_of(of):
+        return Finding(
+            "quorum",
+            "fail",
+            f"{len(silent)} of {of} servers cannot be asked, so no lock can be taken",
+            "Put right what is said of each.",
+            id="E034",
+        )
+    if silent:
+        return Finding(
+            "quorum",
+            "warn",
+            f"{', '.join(silent)} of {of} servers cannot be asked; locks go on, but fewer may fail",
+            "Start it. If it has lost its data, only after the longest ttl: see Topologies.",
+            id="W034",
+        )
+    if on_one_host > 1:
+        return Finding(
+            "quorum",
+            "warn",
+            f"{on_one_host} of {of} servers are on one machine, and fail together",
+            "Put each server on a machine of its own.",
+            id="W034",
+        )
+    return Finding("quorum", "ok", f"all {of} servers answer, each on its own machine")
+
+
+# --- performs the steps of one flow on all servers: see rules.steps.Performer ---------------------
+
+
+class _NobodyQueues:
+    """A waiter comes back by itself, so no flow wants a bell."""
+
+    def tell(self, step: Any) -> Any:
+        raise AssertionError("a quorum queues nobody: there is no bell, and nothing to confirm")
+
+    listen = tell
+
+
+class Session(_NobodyQueues, drivers.Blocking):
+    """One flow's use of the blocking connections: an ensemble, kept from the first step on."""
+
+    def __init__(
+        self, voting: Voting, pool: Pool[Ensemble], ensemble: Ensemble | None = None
+    ) -> None:
+        self._voting = voting
+        self._pool = pool
+        self._ensemble = ensemble
+
+    def call(self, step: Call) -> Answer:
+        value, sent = self._vote(step, self._voting.of(step).answer)
+        return Answer(value, sent, clock.now())
+
+    def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        try:
+            values, sent = self._vote(calls[0], lambda _: self._voting.answer_all(calls))
+        except (Unanswered, Refused) as trouble:
+            return [trouble] * len(calls)
+        return outcomes_of(values, sent)
+
+    def _vote(self, step: Call, votes: Callable[[Call], Vote]) -> tuple[Any, float]:
+        """The result of the votes of a step, or of many alike, and when it was asked for."""
+        started = sent = clock.now()
+        try:
+            if self._ensemble is None:
+                patience = step.patience + step.within / 2
+                self._ensemble = self._pool.take(step.within, patience=patience)
+                started = min(started + step.patience, clock.now())
+                step = step._replace(within=rest(step.within, started))
+            self._ensemble.connect(step.within)
+            sent = clock.now()  # No lease begins before its servers are asked.
+            return self._ensemble.vote(votes(step)), sent
+        except NoMajority as error:
+            raise error.as_trouble(sent) from error.__cause__
+        except Exhausted as error:
+            raise trouble_of(error, sent, was_sent=False) from error
+        except BaseException:
+            if self._ensemble is not None:
+                self._pool.drop(self._ensemble)
+                self._ensemble = None
+            raise
+
+    def close(self) -> None:
+        if self._ensemble is not None:
+            ensemble = self._ensemble
+            try:
+                self._pool.give(ensemble)
+                self._ensemble = None
+            except BaseException:
+                self._ensemble = None
+                self._pool.disown(ensemble)
+                raise
+
+
+class AsyncSession(_NobodyQueues, drivers.Awaiting):
+    """One flow's use of its event loop's connections."""
+
+    def __init__(self, voting: Voting, servers: Sequence[QuorumServer]) -> None:
+        self._voting = voting
+        self._ensemble = AsyncEnsemble(servers)
+
+    async def call(self, step: Call) -> Answer:
+        await self._ensemble.connect(step.within)
+        sent = clock.now()
+        try:
+            value = await self._ensemble.vote(self._voting.of(step).answer(step))
+        except NoMajority as error:
+            raise error.as_trouble(sent) from error.__cause__
+        return Answer(value, sent, clock.now())
+
+    async def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        await self._ensemble.connect(max(call.within for call in calls))
+        sent = clock.now()
+        return outcomes_of(await self._ensemble.vote(self._voting.answer_all(calls)), sent)
+
+    def close(self) -> None:
+        """There is nothing to give back: the tasks of an event loop share its connections."""
+
 
 LOCATION_IS = "['redis://host-1:6379/0', 'redis://host-2:6379/0', 'redis://host-3:6379/0']"
 FEWEST_SERVERS = 3
@@ -155,7 +319,7 @@ class QuorumBackend(Backend):
 
     def examine(self) -> Iterator[Finding]:
         with self.servers() as servers:
-            yield examination.majority(servers)
+            yield majority(servers)
 
     @contextmanager
     def servers(self) -> Iterator[Mapping[str, TakesCommands]]:

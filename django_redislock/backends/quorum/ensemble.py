@@ -17,9 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_redislock import clock
-from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
-from django_redislock.backends.quorum.patience import Patience
+from django_redislock.backends.drivers import Waits, aperform, perform
 from django_redislock.backends.quorum.servers import (
+    AsyncQuorumConnection,
+    QuorumConnection,
     QuorumServer,
     dialing_time,
     is_worth_more_time,
@@ -29,14 +30,44 @@ from django_redislock.backends.quorum.servers import (
 )
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.errors import CLIENT_ERRORS, is_wrong_server
-from django_redislock.backends.sync_and_async import Waits, aperform, perform
-from django_redislock.meanwhile import catch_up
+from django_redislock.deferred_work import catch_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
 
     from django_redislock.backends.quorum.voting import Question, Replies
     from django_redislock.rules.steps import Trouble
+
+
+# --- how long to wait for the servers of a quorum -------------------------------------------------
+
+PARTS = 4
+
+
+class Patience:
+    """Seconds to wait for servers. They do not pass while this thread or event loop stands still.
+
+    A thread that stands still hears no answer, not even a fast one, and cannot complete a
+    connection. So the time is spent in parts. A part that takes longer than it was meant to does
+    not count as longer.
+    """
+
+    __slots__ = ("_left", "_longest", "_part", "_started")
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._longest = seconds / PARTS
+        self._started = clock.now()
+        self._part = 0.0
+
+    def part(self) -> float:
+        """Seconds to wait now that the last part is over; 0 to look once more without waiting."""
+        now = clock.now()
+        self._left -= min(now - self._started, self._part)
+        self._started = now
+        self._part = max(0.0, min(self._left, self._longest))
+        return self._part
+
 
 Result = TypeVar("Result")
 OneConnection = TypeVar("OneConnection", QuorumConnection, AsyncQuorumConnection)

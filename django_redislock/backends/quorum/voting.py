@@ -51,8 +51,7 @@ from django_redislock.rules.steps import Answer, Call, NotDone, Refused, Trouble
 from django_redislock.rules.stored import HOLD, Owner, noted_at, read_skips_of_job, token_in
 
 if TYPE_CHECKING:
-    from django_redislock.backends.quorum.fences import Fences
-    from django_redislock.backends.quorum.servers import QuorumServer
+    from django_redislock.backends.quorum.servers import Fences, QuorumServer
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Outcome

@@ -8,6 +8,6 @@ except ModuleNotFoundError as error:
     text = "RedisBackend needs hiredis: pip install 'redis[hiredis]'."
     raise ImportError(text, name="hiredis") from error
 
-from django_redislock.backends.redis.backend import RedisBackend
+from django_redislock.backends.redis.server import RedisBackend
 
 __all__ = ["RedisBackend"]

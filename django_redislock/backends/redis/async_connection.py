@@ -10,8 +10,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
-from django_redislock.backends.redis.errors import ReplyError
-from django_redislock.backends.redis.protocol import (
+from django_redislock.backends.redis.connection import (
     CHUNK,
     NOTHING,
     RUNG,
@@ -25,7 +24,8 @@ from django_redislock.backends.redis.protocol import (
     rings_as,
     subscription,
 )
-from django_redislock.meanwhile import catch_up, put_off
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.deferred_work import catch_up, put_off
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:

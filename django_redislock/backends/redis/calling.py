@@ -11,8 +11,9 @@ from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock, logs, process
+from django_redislock.backends.drivers import aperform, perform
 from django_redislock.backends.redis import without_scripts
-from django_redislock.backends.redis.connection import rest
+from django_redislock.backends.redis.connection import packed, rest
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     NotAcknowledged,
@@ -24,8 +25,6 @@ from django_redislock.backends.redis.errors import (
     reason_of,
     to_allow_scripts,
 )
-from django_redislock.backends.redis.protocol import packed
-from django_redislock.backends.sync_and_async import aperform, perform
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import confirmation, milliseconds
 from django_redislock.rules.forms import FirstTry
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.connection import Connection
-    from django_redislock.backends.redis.loops import Loops
-    from django_redislock.backends.redis.pool import ConnectionPool
+    from django_redislock.backends.redis.pool import ConnectionPool, Loops
     from django_redislock.rules.forms import Form
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Call, Outcome, Tell, Trouble

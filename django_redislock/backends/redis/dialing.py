@@ -29,10 +29,9 @@ from redis.connection import parse_url
 from redis.credentials import CredentialProvider
 
 from django_redislock import process
-from django_redislock.backends.drivers import start_in_thread
-from django_redislock.backends.inbox import Inbox
+from django_redislock.backends.drivers import Inbox, start_in_thread
 from django_redislock.backends.redis.async_connection import AsyncConnection
-from django_redislock.backends.redis.connection import Connection
+from django_redislock.backends.redis.connection import Connection, packed
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     LoginError,
@@ -44,7 +43,6 @@ from django_redislock.backends.redis.errors import (
     described,
     is_transient,
 )
-from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -15,7 +15,7 @@ from django_redislock import clock, process
 from django_redislock.backends import drivers
 from django_redislock.backends.redis.async_connection import retrieve
 from django_redislock.backends.redis.calling import trouble_of, turned_away
-from django_redislock.backends.redis.connection import rest
+from django_redislock.backends.redis.connection import id_of, rest
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     Crowded,
@@ -25,7 +25,6 @@ from django_redislock.backends.redis.errors import (
     TooLate,
     is_wrong_server,
 )
-from django_redislock.backends.redis.protocol import id_of
 from django_redislock.rules.flows import CONFIRM_WITHIN, as_try
 from django_redislock.rules.replies import is_busy
 from django_redislock.rules.steps import Answer, Bell, Unanswered
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.backends.redis.connection import Connection
-    from django_redislock.backends.redis.loops import Loops
-    from django_redislock.backends.redis.pool import ConnectionPool
+    from django_redislock.backends.redis.pool import ConnectionPool, Loops
     from django_redislock.backends.redis.shared_bell import SharedBell
     from django_redislock.rules.steps import Call, Listen, Outcome, Tell
 

@@ -13,9 +13,9 @@ from queue import Empty
 from typing import TYPE_CHECKING
 
 from django_redislock import clock
-from django_redislock.backends.inbox import Inbox
+from django_redislock.backends.drivers import Inbox
+from django_redislock.backends.redis.connection import id_of
 from django_redislock.backends.redis.errors import Exhausted
-from django_redislock.backends.redis.protocol import id_of
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:

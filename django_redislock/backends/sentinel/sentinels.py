@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis import exceptions as redis_errors
 
 from django_redislock import humanize, process
+from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
     ReplyError,
     at_servers,
     is_transient,
 )
-from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

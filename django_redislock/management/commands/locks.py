@@ -25,8 +25,8 @@ from django_redislock import doctor, held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, visible
 from django_redislock.management import (
-    aliases,
     arguments,
+    console,
     explain,
     hold,
     metrics,
@@ -122,8 +122,8 @@ class Command(BaseCommand):
     # --- acts -----------------------------------------------------------------------------------
 
     def _list(self, alias: str | None, limit: int, fail: bool, **options: Any) -> None:
-        using = aliases.named(alias)
-        found = aliases.listed(using, limit, arguments.selection(options))
+        using = console.named(alias)
+        found = console.listed(using, limit, arguments.selection(options))
         if options["json"]:
             locks = [lock.as_dict() for lock in found.locks]
             self.console.print_json(locks, known=bool(locks) or not found.problems)
@@ -151,7 +151,7 @@ class Command(BaseCommand):
             if not unknown:
                 self.console.print(terminal.detail(detail, record, self.console.columns))
             if not (detail.past and (record is None or record.last_success)):
-                self.console.print(terminal.beginnings(aliases.beginnings([detail.alias])))
+                self.console.print(terminal.beginnings(console.beginnings([detail.alias])))
         if unknown:
             says = f"{pasteable(detail.name)}: {unknown} {terminal.meant(similar)}".rstrip()
             raise CommandError(says, returncode=FOUND)
@@ -307,7 +307,7 @@ class Command(BaseCommand):
         printed = []
         examined: list[tuple[str, str | None, Iterator[doctor.Finding]]] = [
             (f"REDISLOCK[{using!r}]", using, doctor.examine(using))
-            for using in aliases.named(alias)
+            for using in console.named(alias)
         ]
         if alias is None:
             examined.append(("The admin", None, doctor.examine_admin()))
@@ -335,7 +335,7 @@ class Command(BaseCommand):
         if options["json"]:
             self._list(alias, **{**arguments.LIST_DEFAULTS, **options})
             return
-        view = LiveView(aliases.named(alias))
+        view = LiveView(console.named(alias))
         if not self.stdout.isatty() or os.environ.get("TERM") == "dumb":  # It has no screen.
             lines, problems = view.look(columns=self.console.columns)
             self.console.print(lines)
@@ -400,10 +400,10 @@ def _with_id(lease: str, alias: str | None) -> held.HeldLock:
     """The held lock with this lease, in the named alias or else in all."""
     problems: dict[str, str] = {}
     bounded = False
-    asked = aliases.named(alias)
+    asked = console.named(alias)
     for using in asked:
         found: list[held.HeldLock] = []
-        with aliases.noting(problems, using, asked):  # Another one may have it.
+        with console.noting(problems, using, asked):  # Another one may have it.
             found = list(islice(held.every(using=using), held.MOST_LOOKS + 1))
         bounded = bounded or len(found) > held.MOST_LOOKS
         for lock in found[: held.MOST_LOOKS]:

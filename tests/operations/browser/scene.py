@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_redislock import distributed_lock, held, holds
-from django_redislock.activity import Activity, busy_with
-from django_redislock.holder import current_owner
+from django_redislock.holder import Activity, busy_with, current_owner
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_redislock.backends.memory.interpreter import Interpreter, Key
+from django_redislock.backends.memory.backend import Interpreter, Key
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.scripts import Script
 
