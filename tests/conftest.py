@@ -17,8 +17,8 @@ import itertools
 import os
 import signal
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -28,7 +28,6 @@ from tests.support.servers import (
     IMAGES,
     KIND,
     KINDS,
-    Container,
     Endpoint,
     Kind,
     Server,
@@ -40,10 +39,7 @@ from tests.support.servers import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import redis
-    from pytest_django import Settings
+    pass
 
 pytest_plugins = [
     "tests.support.matrix",  # Others import it, and the next one.
@@ -68,25 +64,23 @@ _REPORTERS = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
 class MakeServer(Protocol):
     """The type of the fixture `make_server`."""
 
-    def __call__(self, kind: Kind | None = None, *arguments: str, **config: Any) -> Server: ...
+    def __call__(self, kind=None, *arguments, **config): ...
 
 
 class MakeProxy(Protocol):
     """The type of the fixture `make_proxy`."""
 
-    def __call__(self, server: Endpoint, *, seed: int = 0) -> Proxy: ...
+    def __call__(self, server, *, seed=0): ...
 
 
 class Spawn(Protocol):
     """The type of the fixture `spawn`."""
 
-    def __call__(
-        self, code: str | Callable[..., Any], *args: Any, prelude: str = "", **kwargs: Any
-    ) -> Child: ...
+    def __call__(self, code, *args, prelude="", **kwargs): ...
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection():
     """Let the garbage collector pass over what stays until the end: modules, and the tests."""
     # To look for garbage meanwhile took a fifth of the time, in each process of xdist.
     gc.disable()
@@ -100,34 +94,34 @@ def pytest_collection() -> Generator[None, object, object]:
 class Locks:
     """The REDISLOCK setting of a test, and a look at what is on its server."""
 
-    def __init__(self, settings: Settings, server: Endpoint, prefix: str) -> None:
+    def __init__(self, settings, server, prefix):
         self.prefix = prefix
         self._settings = settings
         self.on(server)
 
-    def on(self, target: Endpoint, **options: Any) -> Locks:
+    def on(self, target, **options):
         """Point the default alias at a server or a proxy; *options* are its other settings."""
         self.server = target.server if isinstance(target, Proxy) else target
-        self.redis: redis.Redis = self.server.client()  # Straight to the server, past any proxy.
+        self.redis = self.server.client()  # Straight to the server, past any proxy.
         if isinstance(target, Server) and target.scheme == "rediss":
             options["OPTIONS"] = {"ssl_ca_certs": target.ca, **options.get("OPTIONS", {})}
         self._apply({"LOCATION": target.url, "KEY_PREFIX": self.prefix, **options})
         return self
 
-    def configure(self, **options: Any) -> Locks:
+    def configure(self, **options):
         """Change some settings of the default alias, and keep the others."""
         self._apply({**self._settings.REDISLOCK["default"], **options})
         return self
 
-    def keys(self) -> list[bytes]:
+    def keys(self):
         """Return all keys of this test, by a connection of our own."""
         return sorted(self.redis.scan_iter(match=f"{self.prefix}*", count=1000))
 
-    def without_ttl(self) -> list[bytes]:
+    def without_ttl(self):
         """Return the keys that would stay for ever."""
         return [key for key in self.keys() if self.redis.pttl(key) == -1]
 
-    def _apply(self, default: dict[str, Any]) -> None:
+    def _apply(self, default):
         self._settings.REDISLOCK = {"default": default}
 
 
@@ -135,24 +129,22 @@ class Locks:
 
 
 @pytest.fixture(scope="session")
-def shared_servers() -> Iterator[Callable[[Kind], Server | Container]]:
+def shared_servers():
     """One server of each kind for the whole run (of an xdist worker), from when it is asked for."""
     yield from made_once(shared)
 
 
 @pytest.fixture(scope="session")
-def server_kind(request: pytest.FixtureRequest) -> Kind:
+def server_kind(request):
     """The kind of the servers of the test; in CI none may be missing."""
-    kind: Kind = request.param
+    kind = request.param
     if reason := missing(kind):
         skip_or_fail(reason)
     return kind
 
 
 @pytest.fixture
-def server(
-    server_kind: Kind, shared_servers: Callable[[Kind], Server | Container]
-) -> Server | Container:
+def server(server_kind, shared_servers):
     """A running server shared by many tests: to use, not to break. See own_server.
 
     It is looked up for each test. For the session, pytest would keep the one of another kind when
@@ -162,14 +154,14 @@ def server(
 
 
 @pytest.fixture
-def make_server(request: pytest.FixtureRequest) -> Iterator[MakeServer]:
+def make_server(request):
     """Start servers of the test's own: ``make_server("redis", maxmemory="20mb", tls=True)``.
 
     Without a kind it is that of the test's other servers, or whatever this machine has.
     """
-    servers: list[Server] = []
+    servers = []
 
-    def make(kind: Kind | None = None, *arguments: str, **config: Any) -> Server:
+    def make(kind=None, *arguments, **config):
         chosen: Kind
         if kind is not None:
             chosen = kind
@@ -190,17 +182,17 @@ def make_server(request: pytest.FixtureRequest) -> Iterator[MakeServer]:
 
 
 @pytest.fixture
-def own_server(server_kind: Kind, make_server: MakeServer) -> Server:
+def own_server(server_kind, make_server):
     """A fresh server for a test that stops, kills, freezes or reconfigures it."""
     return make_server(server_kind)
 
 
 @pytest.fixture
-def make_proxy(request: pytest.FixtureRequest) -> Iterator[MakeProxy]:
+def make_proxy(request):
     """Put a fault proxy in front of any server."""
-    proxies: list[Proxy] = []
+    proxies = []
 
-    def make(server: Endpoint, *, seed: int = 0) -> Proxy:
+    def make(server, *, seed=0):
         proxy = Proxy(server, seed=seed)
         proxies.append(proxy)
         on_failure(request, "commands through the proxy", proxy.report)
@@ -224,13 +216,13 @@ def proxy(server: Endpoint, make_proxy: MakeProxy) -> Proxy:
 
 
 @pytest.fixture
-def key_prefix() -> str:
+def key_prefix():
     """A KEY_PREFIX that no other test has."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
-def redis_url(server: Endpoint) -> Iterator[str]:
+def redis_url(server):
     """The address of the shared server, emptied for this test."""
     with server.client() as client:
         client.flushall()
@@ -240,7 +232,7 @@ def redis_url(server: Endpoint) -> Iterator[str]:
 
 
 @pytest.fixture
-def locks(settings: Settings, server: Endpoint, redis_url: str, key_prefix: str) -> Iterator[Locks]:
+def locks(settings, server, redis_url, key_prefix):
     """REDISLOCK for this test, on the shared server unless ``locks.on(...)`` says otherwise."""
     locks = Locks(settings, server, key_prefix)
     yield locks
@@ -248,13 +240,11 @@ def locks(settings: Settings, server: Endpoint, redis_url: str, key_prefix: str)
 
 
 @pytest.fixture
-def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]:
+def spawn(request, settings):
     """Run code in child processes, with the REDISLOCK of this moment; see support/processes.py."""
-    children: list[Child] = []
+    children = []
 
-    def start(
-        code: str | Callable[..., Any], *args: Any, prelude: str = "", **kwargs: Any
-    ) -> Child:
+    def start(code, *args, prelude="", **kwargs):
         child = Child(code, *args, redislock=settings.REDISLOCK, prelude=prelude, **kwargs)
         children.append(child)
         on_failure(request, f"stderr of child {child.pid}", lambda: child.stderr)
@@ -269,7 +259,7 @@ def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]
 
 
 @pytest.hookimpl(trylast=True)  # The order is random until here.
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Begin with what takes longest, and give each process its part of that."""
     if config.getoption("quick"):
         slow = [item for item in items if not _is_quick(item)]
@@ -279,7 +269,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
-def _dealt(items: list[pytest.Item], hands: int) -> list[pytest.Item]:
+def _dealt(items, hands):
     """Put tests in the order in which the processes of xdist, one stretch each, are soonest done.
 
     Slow tests keep the processor busy, and most others wait for a server. So three in eight
@@ -288,11 +278,11 @@ def _dealt(items: list[pytest.Item], hands: int) -> list[pytest.Item]:
     site. So do others by their place, in random order: a cluster or three sentinels are then
     started by few processes.
     """
-    modules: dict[Path, list[pytest.Item]] = {}
+    modules = {}
     for item in items:
         if _is_slow(item):
             modules.setdefault(item.path, []).append(item)
-    stretches: list[list[pytest.Item]] = [[] for _ in range(hands)]
+    stretches = [[] for _ in range(hands)]
     slow = stretches[: max(1, hands * 3 // 8)]
     for module in sorted(modules.values(), key=len, reverse=True):
         min(slow, key=len).extend(module)
@@ -303,18 +293,18 @@ def _dealt(items: list[pytest.Item], hands: int) -> list[pytest.Item]:
     return [*itertools.chain(*stretches), *others]
 
 
-def _is_slow(item: pytest.Item) -> bool:
+def _is_slow(item):
     """Whether it takes seconds of processor time, or has a time limit of its own."""
     return any(item.get_closest_marker(name) for name in ("slow", "timeout"))
 
 
-def _place(item: pytest.Item) -> str:
+def _place(item):
     """Where it keeps its locks, if it runs in one of several places."""
     callspec = getattr(item, "callspec", None)
     return str(callspec.params.get("place", "")) if callspec else ""
 
 
-def _is_quick(item: pytest.Item) -> bool:
+def _is_quick(item):
     """Whether it is over at once."""
     starts_python = {"spawn", "pytester"} & set(getattr(item, "fixturenames", ()))
     return not (item.get_closest_marker("slow") or starts_python)
@@ -323,7 +313,7 @@ def _is_quick(item: pytest.Item) -> bool:
 # Reports
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     # For each connection by TLS, redis-py reads all authorities that the system trusts, which
     # takes 40 ms of processor time. No test trusts them, nor does any process that a test starts.
     os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
@@ -336,16 +326,14 @@ def pytest_configure() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def pytest_report_header() -> list[str]:
+def pytest_report_header():
     """Say which servers the tests will run on."""
     origin = IMAGES if docker_answers() else {kind: binary(kind) for kind in KINDS}
     return [f"{kind} server: {missing(kind) or origin[kind]}" for kind in KINDS]
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item, call):
     """Show what servers, proxies and children have to say about a failure."""
     report = yield
     if report.failed and report.when != "teardown":
@@ -354,12 +342,12 @@ def pytest_runtest_makereport(
     return report
 
 
-def on_failure(request: pytest.FixtureRequest, title: str, tell: Callable[[], str]) -> None:
+def on_failure(request, title, tell):
     """Have what *tell* says stand in the report of the test, should it fail."""
     request.node.stash.setdefault(_REPORTERS, []).append((title, tell))
 
 
-def skip_or_fail(reason: str) -> None:
+def skip_or_fail(reason):
     """Leave the test out for want of something that this machine lacks; CI may lack nothing."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI may lack nothing: {reason}")

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,8 +20,6 @@ from tests.support.waiting import HUNG, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery.result import AsyncResult
-
     from tests.celery.project.stage import Stage, Worker
 
 pytest_plugins = ["tests.celery.project.stage"]
@@ -32,13 +30,11 @@ DRAW_AT_NOON = "tests.celery.project.effects_tasks.draw_at_noon"
 
 
 @pytest.fixture
-def start(
-    own_stage: Stage, database: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Worker]:
+def start(own_stage, database, monkeypatch):
     """Start a worker whose default database is ours."""
     monkeypatch.setenv("TESTS_DATABASE", json.dumps(described(database)[database]))
 
-    def start() -> Worker:
+    def start():
         return own_stage.start(
             settings="tests.celery.project.effects_settings",
             imports=["tests.celery.project.effects_tasks"],
@@ -47,7 +43,7 @@ def start(
     return start
 
 
-def send(stage: Stage, key: str, task: str = DRAW, **how: Any) -> AsyncResult:
+def send(stage, key, task=DRAW, **how):
     """Publish the task that draws."""
     return stage.app.send_task(task, (key,), how)
 

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery import chord
@@ -18,10 +18,7 @@ from tests.celery.project import LOST_SOON, PATIENCE
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.celery.project.rabbit import RabbitMQ
-    from tests.celery.project.stage import Stage
+    pass
 
 pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -31,7 +28,7 @@ class TestRabbitMQ:
     """Redelivery is another there: at once when the connection of a worker is gone."""
 
     @pytest.fixture
-    def own_stage(self, own_stage: Stage, rabbit: RabbitMQ) -> Stage:
+    def own_stage(self, own_stage, rabbit):
         """A stage with that broker."""
         ours = {"broker_url": rabbit.url, "task_default_queue": own_stage.key()}
         own_stage.conf |= ours
@@ -39,7 +36,7 @@ class TestRabbitMQ:
         return own_stage
 
     @pytest.mark.proves("P8")
-    def test_a_conflict_is_seen_and_a_duplicate_put_off(self, own_stage: Stage) -> None:
+    def test_a_conflict_is_seen_and_a_duplicate_put_off(self, own_stage):
         own_stage.start(pool="threads", concurrency=3)
         key = own_stage.key()
         first = own_stage.send("late", key, hold=True)
@@ -51,7 +48,7 @@ class TestRabbitMQ:
         assert own_stage.result(first) == f"did {key}"
         assert own_stage.count(key, "start") == 1
 
-    def test_a_chord_waits_for_a_member_that_was_put_off(self, own_stage: Stage) -> None:
+    def test_a_chord_waits_for_a_member_that_was_put_off(self, own_stage):
         own_stage.start(pool="threads", concurrency=3)
         key, retrying = own_stage.key(), own_stage.task("retrying")
         with distributed_lock(key):
@@ -62,9 +59,7 @@ class TestRabbitMQ:
         assert own_stage.result(body)[1] == f"did {key}"
 
     @pytest.mark.proves("P8")
-    def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(
-        self, own_stage: Stage
-    ) -> None:
+    def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(self, own_stage):
         key = own_stage.key()
         first = own_stage.start()
         sent = own_stage.send("late", key, hold=True)
@@ -76,7 +71,7 @@ class TestRabbitMQ:
         assert own_stage.result(sent) == f"did {key}"
         assert own_stage.count(key, "end") == 1
 
-    def test_a_call_that_kills_its_process_each_time_is_abandoned(self, own_stage: Stage) -> None:
+    def test_a_call_that_kills_its_process_each_time_is_abandoned(self, own_stage):
         own_stage.start(pool="prefork", **LOST_SOON)
         key = own_stage.key()
         sent = own_stage.send("deadly_limited", key)
@@ -85,9 +80,7 @@ class TestRabbitMQ:
 
     @pytest.mark.proves("P8")
     @pytest.mark.parametrize("queue", [None, "another"])
-    def test_on_quorum_queues_a_run_that_is_put_off_comes_back_to_its_queue(
-        self, own_stage: Stage, queue: str | None
-    ) -> None:
+    def test_on_quorum_queues_a_run_that_is_put_off_comes_back_to_its_queue(self, own_stage, queue):
         # There a delayed message waits at the broker, for whole seconds.
         quorum = {
             "task_default_queue_type": "quorum",
@@ -110,7 +103,7 @@ class TestDjangoResults:
     """Results in the database: what is stored is left alone there too."""
 
     @pytest.fixture
-    def database(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def database(self, tmp_path, monkeypatch):
         """A database with the tables."""
         if importlib.util.find_spec("django_celery_results") is None:
             pytest.skip("django-celery-results is not installed")
@@ -122,10 +115,8 @@ class TestDjangoResults:
         return path
 
     @pytest.mark.parametrize("track_started", [False, True])
-    def test_a_duplicate_leaves_the_stored_result_alone(
-        self, own_stage: Stage, database: Path, track_started: bool
-    ) -> None:
-        def stored(task_id: str) -> Any:
+    def test_a_duplicate_leaves_the_stored_result_alone(self, own_stage, database, track_started):
+        def stored(task_id):
             columns = "status, result, date_done"
             query = f"SELECT {columns} FROM django_celery_results_taskresult WHERE task_id = ?"
             with sqlite3.connect(database) as connection:
@@ -143,7 +134,7 @@ class TestDjangoResults:
         key = own_stage.key()
         sent = own_stage.send("late", key)
 
-        def succeeded() -> Any:
+        def succeeded():
             found = stored(sent.id)
             return found if found and found[0] == "SUCCESS" else None
 

@@ -9,9 +9,7 @@ import pytest
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.celery.project.stage import Stage
+    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -22,9 +20,7 @@ LATE = 0.3  # Seconds by which the clock of the second server is late.
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.row("two-beats")
-def test_of_two_beats_with_clocks_that_differ_one_draws_at_each_noon(
-    own_stage: Stage, tmp_path: Path
-) -> None:
+def test_of_two_beats_with_clocks_that_differ_one_draws_at_each_noon(own_stage, tmp_path):
     key = own_stage.key()
     for number, late in enumerate((0.0, LATE)):
         own_stage.start(
@@ -35,7 +31,7 @@ def test_of_two_beats_with_clocks_that_differ_one_draws_at_each_noon(
     for worker in own_stage.workers:
         worker.wait_ready()
 
-    def sent_by_all(times: int) -> bool:
+    def sent_by_all(times):
         return all(
             worker.log.count("Sending due task noon") >= times for worker in own_stage.workers
         )

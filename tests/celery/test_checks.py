@@ -6,8 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import call_command
@@ -18,24 +17,22 @@ from tests import ROOT
 from tests.support.celery_app import celery_app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.databases import MakeDatabase
+    pass
 
 
-def draw(draw_id: int) -> None:
+def draw(draw_id):
     """A task with an argument."""
 
 
-def tidy() -> None:
+def tidy():
     """A task without."""
 
 
 @pytest.fixture
-def check() -> Iterator[Callable[..., list[str]]]:
+def check():
     """Make one task in an application of its own, and return the ids of what is said of it."""
 
-    def check(function: Callable[..., Any], conf: dict[str, Any], **options: Any) -> list[str]:
+    def check(function, conf, **options):
         app.conf.update(conf)
         name = f"checked.{function.__name__}"
         single_instance_task(**options, name=name)(function)
@@ -114,36 +111,24 @@ def check() -> Iterator[Callable[..., list[str]]]:
         (tidy, {}, {"using": "defautl"}, ["E050"]),
     ],
 )
-def test_each_task_is_judged_by_its_options_and_the_settings(
-    check: Callable[..., list[str]],
-    function: Callable[..., Any],
-    conf: dict[str, Any],
-    options: dict[str, Any],
-    found: list[str],
-) -> None:
+def test_each_task_is_judged_by_its_options_and_the_settings(check, function, conf, options, found):
     assert check(function, conf, **options) == found
 
 
-def test_the_hint_says_so_if_there_is_no_alias_at_all(
-    check: Callable[..., list[str]], settings: Any
-) -> None:
+def test_the_hint_says_so_if_there_is_no_alias_at_all(check, settings):
     settings.REDISLOCK = {}
     assert check(tidy, {}) == ["E050"]
     (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
     assert found.hint == "Its aliases are: none."
 
 
-def test_the_hint_for_a_long_run_names_the_setting_that_counts_on_rabbitmq(
-    check: Callable[..., list[str]],
-) -> None:
+def test_the_hint_for_a_long_run_names_the_setting_that_counts_on_rabbitmq(check):
     assert check(tidy, {"broker_url": "pyamqp://"}, acks_late=True, time_limit=7200) == ["W051"]
     (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
     assert "with RabbitMQ also consumer_timeout, on the server" in str(found.hint)
 
 
-def test_the_newest_of_several_calls_is_not_known_to_a_quorum(
-    check: Callable[..., list[str]], settings: Any
-) -> None:
+def test_the_newest_of_several_calls_is_not_known_to_a_quorum(check, settings):
     location = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
     quorum = {"BACKEND": "django_redislock.backends.QuorumBackend", "LOCATION": location}
     settings.REDISLOCK = {"default": quorum}
@@ -162,12 +147,8 @@ def test_the_newest_of_several_calls_is_not_known_to_a_quorum(
     ],
 )
 def test_a_table_that_a_task_with_atomic_lacks_is_an_error_of_a_deployment(
-    options: dict[str, Any],
-    migrated_to: str | None,
-    missing: list[str],
-    check: Callable[..., list[str]],
-    make_database: MakeDatabase,
-) -> None:
+    options, migrated_to, missing, check, make_database
+):
     database = make_database("effects", migrate=False)
     if migrated_to:
         call_command("migrate", "django_redislock", migrated_to, database=database, verbosity=0)
@@ -214,9 +195,7 @@ PROJECT = {
 }
 
 
-def test_tasks_are_found_wherever_celery_finds_them_and_a_broken_module_is_named(
-    tmp_path: Path,
-) -> None:
+def test_tasks_are_found_wherever_celery_finds_them_and_a_broken_module_is_named(tmp_path):
     for name, text in PROJECT.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

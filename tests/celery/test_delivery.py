@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import kombu
 import pytest
@@ -22,12 +22,7 @@ from tests.support.stored import newer_lease
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from celery.result import AsyncResult
-
     from tests.celery.project.stage import Stage
-    from tests.conftest import MakeServer
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -36,7 +31,7 @@ pytest_plugins = ["tests.celery.project.stage"]
 sweeps_often = pytest.mark.skipif(kombu.VERSION < (5, 7), reason="takes minutes with this kombu")
 
 
-def deliver_again(stage: Stage, name: str, key: str, task_id: str, **options: Any) -> None:
+def deliver_again(stage, name, key, task_id, **options):
     """Put a message into the queue that looks as if a broker delivered the one of this id again.
 
     By send_task(), which does not say which call it is, and as the first one has said it. By
@@ -54,7 +49,7 @@ class TestDuplicate:
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("duplicate-running")
-    def test_while_the_first_runs_it_is_put_off_and_never_run(self, stage: Stage) -> None:
+    def test_while_the_first_runs_it_is_put_off_and_never_run(self, stage):
         key = stage.key()
         first = stage.send("late", key, hold=True)
         stage.wait_for(key, "start")
@@ -70,7 +65,7 @@ class TestDuplicate:
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("duplicate-running")
-    def test_it_does_not_expire_while_the_first_runs(self, stage: Stage) -> None:
+    def test_it_does_not_expire_while_the_first_runs(self, stage):
         key, late = stage.key(), stage.task("late")
         sent = late.apply_async((key,), {"hold": True}, expires=8)
         expires_at = time.time() + 8
@@ -88,7 +83,7 @@ class TestDuplicate:
     @pytest.mark.proves("P8")
     @pytest.mark.row("duplicate-running")
     @pytest.mark.parametrize("task", ["late", "limited"])
-    def test_so_is_one_with_an_id_of_any_length(self, stage: Stage, task: str) -> None:
+    def test_so_is_one_with_an_id_of_any_length(self, stage, task):
         key, task_id = stage.key(), stage.key() + "-and-so-on" * 100
         deliver_again(stage, task, key, task_id, kwargs={"hold": True})
         stage.wait_for(key, "start")
@@ -100,7 +95,7 @@ class TestDuplicate:
         assert stage.count(key, "start") == 1
 
     @pytest.mark.row("duplicate-finished")
-    def test_after_the_first_it_leaves_the_result_alone(self, stage: Stage) -> None:
+    def test_after_the_first_it_leaves_the_result_alone(self, stage):
         key = stage.key()
         first = stage.send("late", key)
         assert stage.result(first) == f"did {key}"
@@ -113,7 +108,7 @@ class TestDuplicate:
         assert stage.count(key, "start") == 1
 
     @pytest.mark.proves("P8")
-    def test_so_is_one_whose_first_is_run_by_a_newer_version(self, stage: Stage) -> None:
+    def test_so_is_one_whose_first_is_run_by_a_newer_version(self, stage):
         key, task_id = stage.key(), stage.key()
         lock = lock_keys("redislock", key).lock
         stage.redis.set(lock, newer_lease(task_id=task_id), px=60_000)
@@ -125,7 +120,7 @@ class TestDuplicate:
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("duplicate-cooling")
-    def test_while_the_lock_cools_down_it_is_no_conflict(self, stage: Stage) -> None:
+    def test_while_the_lock_cools_down_it_is_no_conflict(self, stage):
         key = stage.key()
         first = stage.send("cooling", key)
         assert stage.result(first) == f"did {key}"
@@ -136,9 +131,7 @@ class TestDuplicate:
         assert stage.count(key, "start") == 1
 
     @pytest.mark.row("duplicate-unreported")
-    def test_without_a_stored_result_it_ends_marked_so_that_a_canvas_goes_on(
-        self, stage: Stage
-    ) -> None:
+    def test_without_a_stored_result_it_ends_marked_so_that_a_canvas_goes_on(self, stage):
         key, task_id = stage.key(), stage.key()
         deliver_again(stage, "quiet", key, task_id)
         stage.wait_for(key, "end")
@@ -150,7 +143,7 @@ class TestDuplicate:
         assert stage.count(key, "start") == 1
 
     @pytest.mark.row("duplicate-unreported")
-    def test_so_it_does_without_a_result_backend(self, own_stage: Stage) -> None:
+    def test_so_it_does_without_a_result_backend(self, own_stage):
         own_stage.start(result_backend=None)
         key, next_key, task_id = own_stage.key(), own_stage.key(), own_stage.key()
         deliver_again(own_stage, "late", key, task_id)
@@ -162,7 +155,7 @@ class TestDuplicate:
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("canvas-duplicate")
-    def test_a_chord_gets_the_real_result_of_a_member_delivered_twice(self, stage: Stage) -> None:
+    def test_a_chord_gets_the_real_result_of_a_member_delivered_twice(self, stage):
         keys = [stage.key() for _ in range(3)]
         header = group(stage.task("late").s(key, hold=True) for key in keys)
         body = chord(header)(stage.task("collect").s())
@@ -177,7 +170,7 @@ class TestDuplicate:
         assert [stage.count(key, "start") for key in keys] == [1, 1, 1]
 
     @pytest.mark.row("canvas-duplicate")
-    def test_a_chain_goes_on_once_with_the_real_result(self, stage: Stage) -> None:
+    def test_a_chain_goes_on_once_with_the_real_result(self, stage):
         key = stage.key()
         end = chain(stage.task("late").s(key, hold=True), stage.task("append").s("more"))()
         stage.wait_for(key, "start")
@@ -194,14 +187,14 @@ class TestAnotherCall:
     """Made on purpose under an id that a finished run had."""
 
     @pytest.mark.parametrize("task", ["late", "quiet", "limited"])
-    def test_it_runs(self, stage: Stage, task: str) -> None:
+    def test_it_runs(self, stage, task):
         key, nightly = stage.key(), stage.key()
         for times in (1, 2):
             stage.task(task).apply_async((key,), task_id=nightly)
             stage.wait_for(key, "end", times)
         stage.wait_until_idle()
 
-    def test_by_send_task_its_header_says_so(self, stage: Stage) -> None:
+    def test_by_send_task_its_header_says_so(self, stage):
         key, nightly, name = stage.key(), stage.key(), stage.task("late").name
         for times in (1, 2):
             call = {"redislock": {"call": f"night {times}"}}
@@ -210,9 +203,7 @@ class TestAnotherCall:
         stage.wait_until_idle()
 
     @pytest.mark.parametrize("headers", [False, True])
-    def test_a_task_that_calls_itself_under_its_own_id_goes_on(
-        self, stage: Stage, headers: bool
-    ) -> None:
+    def test_a_task_that_calls_itself_under_its_own_id_goes_on(self, stage, headers):
         key = stage.key()
         stage.task("polling").apply_async((key, 3, headers), task_id=stage.key())
         stage.wait_for(key, "end", 3)
@@ -220,9 +211,7 @@ class TestAnotherCall:
         assert stage.count(key, "start") == 3
 
     @pytest.mark.row("duplicate-finished")
-    def test_a_canvas_that_a_plain_task_publishes_runs_once_for_each_of_its_runs(
-        self, stage: Stage
-    ) -> None:
+    def test_a_canvas_that_a_plain_task_publishes_runs_once_for_each_of_its_runs(self, stage):
         key, nightly, publish = stage.key(), stage.key(), stage.task("publish_canvas")
         for times in (1, 2):
             publisher = publish.apply_async((key, nightly))
@@ -232,7 +221,7 @@ class TestAnotherCall:
         stage.wait_for_log(f"{nightly}]: lock {key!r} is duplicate")
         assert stage.count(key, "start") == 2
 
-    def test_while_the_lock_cools_down_it_is_a_conflict(self, stage: Stage) -> None:
+    def test_while_the_lock_cools_down_it_is_a_conflict(self, stage):
         key, nightly, cooling = stage.key(), stage.key(), stage.task("cooling")
         assert stage.result(cooling.apply_async((key,), task_id=nightly)) == f"did {key}"
         cooling.apply_async((key,), task_id=nightly)
@@ -242,7 +231,7 @@ class TestAnotherCall:
         assert record.last_skip is not None
         assert record.last_skip.why != "duplicate"
 
-    def test_while_one_permit_cools_down_it_takes_another(self, stage: Stage) -> None:
+    def test_while_one_permit_cools_down_it_takes_another(self, stage):
         key, nightly, cooling = stage.key(), stage.key(), stage.task("limited_cooling")
         for times in (1, 2):
             cooling.apply_async((key,), task_id=nightly)
@@ -252,7 +241,7 @@ class TestAnotherCall:
         assert stage.count(key, "start") == 2
 
     @pytest.mark.row("duplicate-finished")
-    def test_a_message_that_comes_again_is_a_duplicate_and_says_so(self, stage: Stage) -> None:
+    def test_a_message_that_comes_again_is_a_duplicate_and_says_so(self, stage):
         key, nightly, late = stage.key(), stage.key(), stage.task("late")
         message = {"headers": {"redislock": {"call": "tonight"}}, "task_id": nightly}
         assert stage.result(late.apply_async((key,), **message)) == f"did {key}"
@@ -269,7 +258,7 @@ class TestAnotherCall:
 
 @pytest.mark.slow
 @pytest.mark.row("duplicate-finished")
-def test_with_rpc_a_duplicate_sends_no_second_result_and_calls_nothing(own_stage: Stage) -> None:
+def test_with_rpc_a_duplicate_sends_no_second_result_and_calls_nothing(own_stage):
     own_stage.conf["result_backend"] = "rpc://"
     own_stage.start(pool="threads", concurrency=2)
     key, next_key, late = own_stage.key(), own_stage.key(), own_stage.task("late")
@@ -291,9 +280,7 @@ class TestRetry:
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("retry-own")
-    def test_a_retry_that_comes_before_its_first_try_has_let_go_is_not_lost(
-        self, stage: Stage
-    ) -> None:
+    def test_a_retry_that_comes_before_its_first_try_has_let_go_is_not_lost(self, stage):
         key = stage.key()
         sent = stage.send("flaky", key, hold=True)
         stage.wait_for_log(f"Deferred {stage.task('flaky').name}[{sent.id}]")
@@ -302,9 +289,7 @@ class TestRetry:
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
 
     @pytest.mark.row("canvas-retried")
-    def test_a_chord_gets_the_real_results_of_members_that_were_retried_or_replaced(
-        self, stage: Stage
-    ) -> None:
+    def test_a_chord_gets_the_real_results_of_members_that_were_retried_or_replaced(self, stage):
         keys = [stage.key() for _ in range(3)]
         header = [
             stage.task("replacing").s(keys[0]),
@@ -325,9 +310,7 @@ class TestRetry:
 
     @pytest.mark.row("retry-returned")
     @pytest.mark.parametrize("kind", ["", "_once", "_cooling", "_limited"])
-    def test_a_retry_whose_first_try_ended_well_is_no_duplicate_of_it(
-        self, stage: Stage, kind: str
-    ) -> None:
+    def test_a_retry_whose_first_try_ended_well_is_no_duplicate_of_it(self, stage, kind):
         key, name = stage.key(), f"asking_again{kind}"
         sent = stage.send(name, key, hold=True)
         stage.wait_for(key, "start")
@@ -349,9 +332,7 @@ class TestRetry:
         assert stage.count(key, "start") == 2
 
     @pytest.mark.row("retry-returned")
-    def test_a_duplicate_of_the_first_try_is_one_although_its_retry_is_still_to_come(
-        self, stage: Stage
-    ) -> None:
+    def test_a_duplicate_of_the_first_try_is_one_although_its_retry_is_still_to_come(self, stage):
         key = stage.key()
         sent = stage.send("asking_again", key, pause=2, hold=True)
         stage.wait_for(key, "start")
@@ -368,8 +349,8 @@ class TestRetry:
 
     @pytest.mark.row("retry-returned")
     def test_a_duplicate_of_the_first_try_that_comes_after_its_retry_has_succeeded_does_not_run(
-        self, stage: Stage
-    ) -> None:
+        self, stage
+    ):
         key = stage.key()
         sent = stage.send("flaky", key)
         assert stage.result(sent) == f"did {key}"
@@ -379,7 +360,7 @@ class TestRetry:
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
 
     @pytest.mark.proves("P8")
-    def test_of_many_that_retry_at_once_none_is_lost(self, stage: Stage) -> None:
+    def test_of_many_that_retry_at_once_none_is_lost(self, stage):
         keys = [stage.key() for _ in range(40)]
         results = [stage.send("flaky", key) for key in keys]
         assert [stage.result(one) for one in results] == [f"did {key}" for key in keys]
@@ -387,7 +368,7 @@ class TestRetry:
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("retry-other")
-    def test_a_retry_that_finds_another_holder_is_put_off(self, stage: Stage) -> None:
+    def test_a_retry_that_finds_another_holder_is_put_off(self, stage):
         key = stage.key()
         retried = stage.send("flaky", key, hold=True)
         stage.wait_for(key, "start")
@@ -401,17 +382,17 @@ class TestRetry:
         assert stage.result(retried) == f"did {key}"
 
     @pytest.mark.row("retry-raise")
-    def test_retries_because_of_lock_timeout_are_counted(self, stage: Stage) -> None:
+    def test_retries_because_of_lock_timeout_are_counted(self, stage):
         key = stage.key()
         with distributed_lock(key), pytest.raises(LockTimeout):
             stage.result(stage.send("resigning", key))
         assert stage.events(key) == []
 
 
-def wait_for_end_as_duplicate(stage: Stage, sent: AsyncResult, count: int = 1) -> None:
+def wait_for_end_as_duplicate(stage, sent, count=1):
     """Return once this many deliveries have ended without a result, and not to come back."""
 
-    def ended() -> bool:
+    def ended():
         log = "".join(worker.log for worker in stage.workers)
         # Who is put off says so before it is ignored.
         put_off = len(re.findall(rf"Deferred \S+\[{sent.id}\]: lock", log))
@@ -425,16 +406,14 @@ class TestCrash:
     """The worker dies with the task in its hands; the broker delivers it again."""
 
     @pytest.fixture
-    def own_stage(self, own_stage: Stage) -> Stage:
+    def own_stage(self, own_stage):
         """A broker that gives up on a silent worker after a second."""
         own_stage.conf["broker_transport_options"] = SOON
         return own_stage
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("crash")
-    def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(
-        self, own_stage: Stage
-    ) -> None:
+    def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(self, own_stage):
         key = own_stage.key()
         first = own_stage.start()
         sent = own_stage.send("lasting", key, hold=True)
@@ -455,7 +434,7 @@ class TestCrash:
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("crash")
-    def test_a_baton_that_comes_again_waits_for_the_dead_lease(self, own_stage: Stage) -> None:
+    def test_a_baton_that_comes_again_waits_for_the_dead_lease(self, own_stage):
         key = own_stage.key()
         first = own_stage.start()
         with distributed_lock(key) as lease:
@@ -473,8 +452,8 @@ class TestCrash:
 
     @pytest.mark.row("once-database")
     def test_a_worker_killed_between_commit_and_release_repeats_nothing_though_redis_is_emptied(
-        self, own_stage: Stage, make_server: MakeServer, tmp_path: Path, monkeypatch: Any
-    ) -> None:
+        self, own_stage, make_server, tmp_path, monkeypatch
+    ):
         locks, key = make_server(), own_stage.key()
         own_stage.redislock["default"]["LOCATION"] = locks.url
         settings = "tests.celery.project.database_settings"
@@ -497,8 +476,8 @@ class TestCrash:
 
     @pytest.mark.row("crash")
     def test_of_many_that_start_the_lottery_one_draws_although_the_first_to_try_is_killed(
-        self, own_stage: Stage
-    ) -> None:
+        self, own_stage
+    ):
         key = own_stage.key()
         first = own_stage.start()
         winner = own_stage.send("draw_late", key, hold=True)

@@ -17,12 +17,12 @@ EXAMPLE = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 DOCS = (ROOT / "docs" / "celery.md").read_text()
 
 
-def section(title: str) -> str:
+def section(title):
     """The text under a heading."""
     return DOCS.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_the_table_of_the_life_cycle_is_that_of_its_tests() -> None:
+def test_the_table_of_the_life_cycle_is_that_of_its_tests():
     table = DOCS.partition("<!-- life cycle -->")[2].partition("<!-- end -->")[0]
     documented = table.strip().splitlines()[2:]
     assert documented == [
@@ -30,7 +30,7 @@ def test_the_table_of_the_life_cycle_is_that_of_its_tests() -> None:
     ]
 
 
-def test_each_row_of_the_table_names_its_tests_and_each_test_is_named() -> None:
+def test_each_row_of_the_table_names_its_tests_and_each_test_is_named():
     proven = {
         row
         for path in TESTS.glob("test_*.py")
@@ -41,7 +41,7 @@ def test_each_row_of_the_table_names_its_tests_and_each_test_is_named() -> None:
     assert documented == proven
 
 
-def test_each_option_is_documented() -> None:
+def test_each_option_is_documented():
     documented = set(
         re.findall(
             r"`(\w+)`",
@@ -55,7 +55,7 @@ def test_each_option_is_documented() -> None:
     assert documented == {field.name for field in fields(SingleInstance)}
 
 
-def test_each_example_keeps_what_it_promises_when_a_worker_is_killed() -> None:
+def test_each_example_keeps_what_it_promises_when_a_worker_is_killed():
     """With min_hold or once the others skip, so the message must outlive the one that does not."""
     programs = [code for path in DOCUMENTS for code in code_of(path.read_text(), "python")]
     programs += [path.read_text() for path in (ROOT / "example_project").rglob("*.py")]

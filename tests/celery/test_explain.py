@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,7 @@ from tests.support.celery_app import celery_app
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-    from tests.celery.project.stage import Stage, Worker
+    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.django_db
@@ -23,13 +21,13 @@ pytestmark = pytest.mark.django_db
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
-def explained(sent: AsyncResult) -> str:
+def explained(sent):
     outcome = locks_command("explain", sent.id)
     assert outcome.status == 0, outcome
     return outcome.out
 
 
-def test_a_run_its_deferral_and_its_skip_are_told(stage: Stage, worker: Worker) -> None:
+def test_a_run_its_deferral_and_its_skip_are_told(stage, worker):
     key = stage.key()
     first = stage.send("retrying", key, hold=True)
     stage.wait_for(key, "start")
@@ -74,7 +72,7 @@ def test_a_run_its_deferral_and_its_skip_are_told(stage: Stage, worker: Worker) 
     assert f"[{first.id}]" in locks_command("explain", key).out
 
 
-def test_failures_and_reasons_of_skips_are_told(stage: Stage, worker: Worker) -> None:
+def test_failures_and_reasons_of_skips_are_told(stage, worker):
     failed = stage.send("skipping", stage.key(), fail=True)
     with pytest.raises(ValueError, match="as asked"):
         stage.result(failed)
@@ -96,7 +94,7 @@ def test_failures_and_reasons_of_skips_are_told(stage: Stage, worker: Worker) ->
         assert re.search(rf"{marker}.*{TIME}", story)
 
 
-def test_an_announced_call_and_a_killed_worker_are_told(own_stage: Stage) -> None:
+def test_an_announced_call_and_a_killed_worker_are_told(own_stage):
     key = own_stage.key()
     waiting = own_stage.send("queued", key)
     story = locks_command("explain", key).out
@@ -115,7 +113,7 @@ def test_an_announced_call_and_a_killed_worker_are_told(own_stage: Stage) -> Non
     assert "Its end was never noted" not in explained(killed)  # Of its lease enough is told.
 
 
-def test_a_result_backend_that_is_away_is_told_in_a_line(stage: Stage, worker: Worker) -> None:
+def test_a_result_backend_that_is_away_is_told_in_a_line(stage, worker):
     sent = stage.send("skipping", stage.key())
     stage.result(sent)
     with celery_app(result_backend="redis://127.0.0.1:1/0"):
@@ -135,7 +133,7 @@ def test_a_result_backend_that_is_away_is_told_in_a_line(stage: Stage, worker: W
         {"skipped": "done", "lock": {"password": "hunter2"}},
     ],
 )
-def test_a_result_of_another_form_is_neither_a_skip_nor_printed(result: dict[str, Any]) -> None:
+def test_a_result_of_another_form_is_neither_a_skip_nor_printed(result):
     with celery_app(result_backend="cache+memory://") as app:
         app.backend.store_result("the-id", result, "SUCCESS")
         story = locks_command("explain", "the-id").out
@@ -144,7 +142,7 @@ def test_a_result_of_another_form_is_neither_a_skip_nor_printed(result: dict[str
 
 
 @pytest.mark.parametrize("why", ["busy", "held", "cooling", "done", "duplicate"])
-def test_a_skip_with_all_that_may_be_known_of_it_is_one(why: str) -> None:
+def test_a_skip_with_all_that_may_be_known_of_it_is_one(why):
     known = {"holder": "web-1:7", "by": "web-2:8", "ago": 1.5, "reason": "so", "expires_in": 3.0}
     result = {"skipped": why, "lock": "lottery", **known}
     with celery_app(result_backend="cache+memory://") as app:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery import chord
@@ -20,16 +20,7 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery import Celery
-    from pytest_django import Settings
-
-    from django_redislock.testing import LockTestKit
-    from tests.celery.project.stage import Stage
-    from tests.conftest import MakeServer
-    from tests.support.quorums import MakeQuorum
-    from tests.support.servers import Server
+    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -40,9 +31,7 @@ class TestKilled:
     """Real processes that kill themselves."""
 
     @pytest.mark.row("give-up")
-    def test_it_ends_after_three_kills_and_the_errback_of_its_chord_runs(
-        self, own_stage: Stage
-    ) -> None:
+    def test_it_ends_after_three_kills_and_the_errback_of_its_chord_runs(self, own_stage):
         own_stage.start(pool="prefork", concurrency=2, **LOST_SOON)
         key, limited = own_stage.key(), own_stage.key()
         errback = own_stage.task("note_error").s(key)
@@ -70,7 +59,7 @@ class TestKilled:
         # Nothing is left in the way of others.
         assert own_stage.result(own_stage.send("skipping", key)) == f"did {key}"
 
-    def test_a_failure_that_the_worker_sees_is_no_kill(self, own_stage: Stage) -> None:
+    def test_a_failure_that_the_worker_sees_is_no_kill(self, own_stage):
         own_stage.start(pool="prefork", **LOST_SOON)
         key = own_stage.key()
         sent = own_stage.task("deadly").delay(key, "kill", "fail", "kill", "end")
@@ -78,8 +67,8 @@ class TestKilled:
         assert own_stage.count(key, "start") == 4
 
     def test_a_retry_that_the_silent_lock_server_does_not_hear_of_is_no_kill(
-        self, own_stage: Stage, celery_server: Server
-    ) -> None:
+        self, own_stage, celery_server
+    ):
         with Proxy(celery_server) as network:
             own_stage.redislock["default"]["LOCATION"] = own_stage.url.replace(
                 f":{celery_server.port}/", f":{network.port}/"
@@ -95,7 +84,7 @@ class TestKilled:
             assert own_stage.result(sent) == f"did {key}"
 
     @pytest.mark.parametrize("limit_of", ["message", "worker"])
-    def test_an_end_by_the_hard_time_limit_is_a_kill(self, own_stage: Stage, limit_of: str) -> None:
+    def test_an_end_by_the_hard_time_limit_is_a_kill(self, own_stage, limit_of):
         limit = {"message": "60", "worker": "1"}[limit_of]
         own_stage.start("--time-limit", limit, pool="prefork", **LOST_SOON)
         key = own_stage.key()
@@ -105,7 +94,7 @@ class TestKilled:
         own_stage.wait_until_idle()
         assert own_stage.count(key, "start") == 2
 
-    def test_a_shutdown_that_requeues_the_message_is_no_kill(self, own_stage: Stage) -> None:
+    def test_a_shutdown_that_requeues_the_message_is_no_kill(self, own_stage):
         first = own_stage.start(pool="prefork")
         key = own_stage.key()
         own_stage.task("deadly").delay(key, "hold")
@@ -122,17 +111,17 @@ class TestCounting:
     """What counts, in one process: starts are counted as those of a worker that was killed."""
 
     @pytest.fixture
-    def app(self, redislock: LockTestKit) -> Iterator[Celery]:
+    def app(self, redislock):
         """An application whose results this process can see."""
         with celery_app(result_backend="cache+memory://", broker_url="memory://") as app:
             yield app
 
     @pytest.fixture
-    def make(self, app: Celery) -> Callable[..., Any]:
+    def make(self, app):
         """Make a task whose body does as it is told."""
 
-        def make(body: Callable[[], Any] = lambda: "done", **options: Any) -> Any:
-            def run() -> Any:
+        def make(body=lambda: "done", **options):
+            def run():
                 return body()
 
             options = {"name": "draw", "key": "lottery", "acks_late": True, **options}
@@ -141,21 +130,19 @@ class TestCounting:
         return make
 
     @pytest.fixture
-    def told(self) -> Iterator[list[dict[str, Any]]]:
+    def told(self):
         """What receivers of the signal are told."""
-        got: list[dict[str, Any]] = []
+        got = []
 
-        def hear(**news: Any) -> None:
+        def hear(**news):
             got.append(news)
 
         signals.task_abandoned.connect(hear)
         yield got
         signals.task_abandoned.disconnect(hear)
 
-    def test_it_is_abandoned_with_a_signal_a_record_and_a_free_lock(
-        self, make: Callable[..., Any], told: list[dict[str, Any]]
-    ) -> None:
-        started: list[str] = []
+    def test_it_is_abandoned_with_a_signal_a_record_and_a_free_lock(self, make, told):
+        started = []
         task = make(lambda: started.append("started"), autoretry_for=(Exception,))
         kill(3)
         with pytest.raises(RunAbandoned, match=r"draw\[the-id\] was abandoned.*3 times"):
@@ -176,9 +163,7 @@ class TestCounting:
         deliver(task, "another-id")
         assert started == ["started"]
 
-    def test_the_command_shows_it_in_a_column_that_others_do_not_have(
-        self, make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_command_shows_it_in_a_column_that_others_do_not_have(self, make, capsys):
         task = make()
         deliver(task, "another-id")
         call_command("locks", "runs")
@@ -194,10 +179,8 @@ class TestCounting:
         assert "because it was started 3 times and never ended" in capsys.readouterr().out
 
     @pytest.mark.parametrize("end", [ValueError, Retry, Ignore, SystemExit])
-    def test_an_end_that_the_worker_sees_counts_no_more(
-        self, make: Callable[..., Any], end: type[BaseException]
-    ) -> None:
-        def body() -> None:
+    def test_an_end_that_the_worker_sees_counts_no_more(self, make, end):
+        def body():
             raise end
 
         task = make(body, give_up_after=1)
@@ -207,9 +190,9 @@ class TestCounting:
 
     @pytest.mark.parametrize("end", [SystemExit, ValueError])
     def test_an_end_after_the_hard_time_limit_counts_also_if_the_body_raises_on_its_way_out(
-        self, make: Callable[..., Any], end: type[BaseException]
-    ) -> None:
-        def body() -> None:
+        self, make, end
+    ):
+        def body():
             try:
                 raise SystemExit  # As a worker's child does on SIGTERM.
             finally:
@@ -221,7 +204,7 @@ class TestCounting:
         with pytest.raises(RunAbandoned):
             deliver(task)
 
-    def test_a_retry_begins_to_count_anew(self, make: Callable[..., Any]) -> None:
+    def test_a_retry_begins_to_count_anew(self, make):
         kill(3)
         assert deliver(make(), retries=1) == "done"
 
@@ -234,7 +217,7 @@ class TestCounting:
             {"once": 60},
         ],
     )
-    def test_with_other_options(self, make: Callable[..., Any], options: dict[str, Any]) -> None:
+    def test_with_other_options(self, make, options):
         task = make(**options)
         kill(3)
         with pytest.raises(RunAbandoned):
@@ -243,7 +226,7 @@ class TestCounting:
         assert deliver(task, "another-id") == "done"
 
     @pytest.mark.django_db(transaction=True)
-    def test_with_once_in_the_database(self, make: Callable[..., Any]) -> None:
+    def test_with_once_in_the_database(self, make):
         task = make(atomic=True, once="database")
         kill(3)
         with pytest.raises(RunAbandoned):
@@ -252,24 +235,20 @@ class TestCounting:
         # The work is done now, so it is not abandoned.
         assert deliver(task)["skipped"] == "done"
 
-    def test_a_run_that_finds_the_lock_busy_has_not_started(
-        self, make: Callable[..., Any], redislock: LockTestKit
-    ) -> None:
+    def test_a_run_that_finds_the_lock_busy_has_not_started(self, make, redislock):
         task = make(give_up_after=1)
         with redislock.simulate_held_by_other("lottery"):
             for _ in range(3):
                 assert deliver(task)["skipped"] == "busy"
         assert deliver(task) == "done"
 
-    def test_what_no_broker_delivers_is_not_counted(self, make: Callable[..., Any]) -> None:
+    def test_what_no_broker_delivers_is_not_counted(self, make):
         task = make(give_up_after=1)
         kill(1)
         assert task() == "done"
         assert task.apply(task_id="the-id").get() == "done"
 
-    def test_a_duplicate_of_an_abandoned_call_is_reported_once(
-        self, make: Callable[..., Any], told: list[dict[str, Any]]
-    ) -> None:
+    def test_a_duplicate_of_an_abandoned_call_is_reported_once(self, make, told):
         task = make()
         kill(3)
         with pytest.raises(RunAbandoned) as abandoned:
@@ -281,28 +260,22 @@ class TestCounting:
             deliver(task)
         assert len(told) == 2
 
-    def test_a_call_runs_although_its_start_cannot_be_counted(
-        self, make: Callable[..., Any], monkeypatch: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def unavailable(name: str, *args: Any, **kwargs: Any) -> None:
+    def test_a_call_runs_although_its_start_cannot_be_counted(self, make, monkeypatch, caplog):
+        def unavailable(name, *args, **kwargs):
             raise LockUnavailable(name)
 
         monkeypatch.setattr(task_runs, "count_start", unavailable)
         assert deliver(make()) == "done"
         assert "The start of draw[the-id] is not noted" in caplog.text
 
-    def test_counts_are_forgotten_when_no_duplicate_is_recognised_any_more(
-        self, make: Callable[..., Any], redislock: LockTestKit
-    ) -> None:
+    def test_counts_are_forgotten_when_no_duplicate_is_recognised_any_more(self, make, redislock):
         task = make()
         kill(3)
         redislock.advance(task.redelivered_after + 86_401)
         assert deliver(task) == "done"
 
 
-def test_a_quorum_counts_on_although_a_server_dies_and_comes_back_empty(
-    make_quorum: MakeQuorum,
-) -> None:
+def test_a_quorum_counts_on_although_a_server_dies_and_comes_back_empty(make_quorum):
     quorum = make_quorum()
     with celery_app(result_backend="cache+memory://", broker_url="memory://"):
 
@@ -327,8 +300,8 @@ def test_a_quorum_counts_on_although_a_server_dies_and_comes_back_empty(
 
 @pytest.mark.parametrize("end", [ValueError, Reject])
 def test_an_end_that_the_silent_server_does_not_hear_of_counts_no_more_once_it_answers(
-    make_server: MakeServer, settings: Settings, end: type[Exception]
-) -> None:
+    make_server, settings, end
+):
     server = make_server()
     settings.REDISLOCK = {"default": {"LOCATION": server.url}}
     with celery_app(result_backend="cache+memory://", broker_url="memory://"):
@@ -346,7 +319,7 @@ def test_an_end_that_the_silent_server_does_not_hear_of_counts_no_more_once_it_a
         wait_until(lambda: not client.exists(starts), HUNG, "it is counted no more")
 
 
-def kill(times: int, task_id: str = "the-id") -> None:
+def kill(times, task_id="the-id"):
     """Have a call start this often in workers that are killed: nobody says that it has ended."""
     marker = RunMarker(f"{task_id}/:0.0", 90_000)
     for _ in range(times):
@@ -354,7 +327,7 @@ def kill(times: int, task_id: str = "the-id") -> None:
             task_runs.count_start("lottery", marker, lease, using="default")
 
 
-def deliver(task: Any, task_id: str = "the-id", **request: Any) -> Any:
+def deliver(task, task_id="the-id", **request):
     """Run a task as for a message of a broker."""
     task.push_request(id=task_id, called_directly=False, args=(), kwargs={}, **request)
     try:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,12 +24,7 @@ from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.celery.project.stage import Stage, Worker
-    from tests.conftest import MakeProxy
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Server
+    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -46,9 +41,7 @@ TAKEOVERS = int(os.environ.get("TAKEOVERS", "50"))
 class Beat:
     """A ``celery beat`` process, which reaches the locks by a network of its own."""
 
-    def __init__(
-        self, stage: Stage, proxy: Proxy, ttl: float, clock: WallClock | None, **conf: Any
-    ) -> None:
+    def __init__(self, stage, proxy, ttl, clock, **conf):
         self.proxy = proxy
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self._directory = tempfile.TemporaryDirectory()
@@ -72,17 +65,17 @@ class Beat:
             )
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         return self.process.pid
 
     @property
-    def log(self) -> str:
+    def log(self):
         return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number):
         self.process.send_signal(number)
 
-    def close(self) -> None:
+    def close(self):
         self.process.kill()
         self.process.wait(HUNG)
         self.proxy.close()
@@ -93,25 +86,25 @@ class Beat:
 class Beats:
     """Several beats of one project, and what they have sent."""
 
-    def __init__(self, stage: Stage, new_proxy: Callable[[], Proxy]) -> None:
+    def __init__(self, stage, new_proxy):
         self._stage = stage
         self._new_proxy = new_proxy
-        self.all: list[Beat] = []
+        self.all = []
 
-    def start(self, *, ttl: float = TTL, clock: WallClock | None = None, **conf: Any) -> Beat:
+    def start(self, *, ttl=TTL, clock=None, **conf):
         beat = Beat(self._stage, self._new_proxy(), ttl, clock, **(conf or SLOTS))
         self.all.append(beat)
         return beat
 
-    def end(self, beat: Beat) -> None:
+    def end(self, beat):
         self.all.remove(beat)
         beat.close()
 
-    def leader(self, *others: Beat) -> Beat:
+    def leader(self, *others):
         """The beat that leads and has sent something since, once it is none of *others*."""
         not_these = {beat.pid for beat in others}
 
-        def found() -> Beat | None:
+        def found():
             lock = held.get(LOCK)
             pid = lock.owner.pid if lock is not None else None
             if pid in not_these or self.last_sender != pid:
@@ -120,41 +113,41 @@ class Beats:
 
         return wait_until(found, HUNG, "another beat leads, and sends", every=0.01)
 
-    def take_over(self, leader: Beat) -> None:
+    def take_over(self, leader):
         """Return once another beat has sent something, which must be soon."""
         with takes(at_most=TTL + 2):
             self.leader(leader)
 
-    def wait_for_standby(self) -> None:
+    def wait_for_standby(self):
         """Return once a beat is there that can take over."""
         wait_until(lambda: waiters(LOCK), HUNG, "a beat stands by", every=0.01)
 
     @property
-    def last_sender(self) -> int | None:
+    def last_sender(self):
         newest = self._stage.redis.lindex("celery", 0)
         return read(newest)["pid"] if newest else None
 
-    def wait_for_more(self, times: int = 1) -> None:
+    def wait_for_more(self, times=1):
         """Return once a beat has sent something, so many times."""
         least = len(self.sent) + times
         # One with a clock of its own is no fork, and takes long to begin on a busy machine.
         wait_until(lambda: len(self.sent) >= least, 2 * HUNG, "a beat sends", every=0.01)
 
     @property
-    def sent(self) -> list[dict[str, Any]]:
+    def sent(self):
         """All that was sent, in this order: its slot, when, and by which process."""
         return [read(one) for one in reversed(self._stage.redis.lrange("celery", 0, -1))]
 
-    def report(self) -> str:
+    def report(self):
         return "\n\n".join(f"{beat.pid}\n{beat.log}" for beat in self.all)
 
 
-def read(message: bytes) -> dict[str, Any]:
+def read(message):
     return dict(json.loads(message)["headers"])
 
 
 @pytest.fixture
-def beats(own_stage: Stage, celery_server: Server, make_proxy: MakeProxy) -> Iterator[Beats]:
+def beats(own_stage, celery_server, make_proxy):
     beats = Beats(own_stage, lambda: make_proxy(celery_server))
     yield beats
     report = beats.report()
@@ -166,7 +159,7 @@ def beats(own_stage: Stage, celery_server: Server, make_proxy: MakeProxy) -> Ite
 # --- what becomes of a leader --------------------------------------------------------------------
 
 
-def kill(beats: Beats, leader: Beat) -> None:
+def kill(beats, leader):
     """It dies, and another one is started later."""
     leader.signal(signal.SIGKILL)
     beats.take_over(leader)
@@ -174,14 +167,14 @@ def kill(beats: Beats, leader: Beat) -> None:
     beats.start()
 
 
-def stop(beats: Beats, leader: Beat) -> None:
+def stop(beats, leader):
     """It stands still, wherever it is, and goes on when another one leads."""
     leader.signal(signal.SIGSTOP)
     beats.take_over(leader)
     leader.signal(signal.SIGCONT)
 
 
-def cut_off(beats: Beats, leader: Beat) -> None:
+def cut_off(beats, leader):
     """It reaches no lock server, until another one leads."""
     leader.proxy.blackhole()
     beats.take_over(leader)
@@ -190,9 +183,7 @@ def cut_off(beats: Beats, leader: Beat) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 10 * TAKEOVERS)
-def test_no_slot_is_sent_twice_and_none_waits_long_whatever_becomes_of_leaders(
-    beats: Beats,
-) -> None:
+def test_no_slot_is_sent_twice_and_none_waits_long_whatever_becomes_of_leaders(beats):
     """``TAKEOVERS=1000`` for more of them."""
     for _ in range(3):
         beats.start()
@@ -207,7 +198,7 @@ def test_no_slot_is_sent_twice_and_none_waits_long_whatever_becomes_of_leaders(
 
 
 @pytest.mark.slow
-def test_a_write_that_arrives_after_a_takeover_sends_nothing(beats: Beats) -> None:
+def test_a_write_that_arrives_after_a_takeover_sends_nothing(beats):
     first = beats.start()
     beats.leader()
     beats.start()
@@ -223,7 +214,7 @@ def test_a_write_that_arrives_after_a_takeover_sends_nothing(beats: Beats) -> No
 
 
 @pytest.mark.slow
-def test_a_beat_that_is_told_to_end_lets_another_lead_at_once(beats: Beats) -> None:
+def test_a_beat_that_is_told_to_end_lets_another_lead_at_once(beats):
     """And so does one that stands by, though it waits for the lock."""
     first, second, third = (beats.start(ttl=HUNG) for _ in range(3))
     for _ in range(2):
@@ -247,8 +238,8 @@ def test_a_beat_that_is_told_to_end_lets_another_lead_at_once(beats: Beats) -> N
 
 @pytest.mark.slow
 def test_a_clock_that_is_an_hour_ahead_silences_nobody_when_it_is_set_back_nor_after_a_takeover(
-    beats: Beats, tmp_path: Path
-) -> None:
+    beats, tmp_path
+):
     clock = WallClock(tmp_path)
     clock.shift(3600)
     second = {"beat_schedule": {"often": {"task": "look", "schedule": 1.0}}}
@@ -264,7 +255,7 @@ def test_a_clock_that_is_an_hour_ahead_silences_nobody_when_it_is_set_back_nor_a
 
 
 @pytest.mark.slow
-def test_in_an_hour_that_comes_twice_a_crontab_is_sent_once(beats: Beats, tmp_path: Path) -> None:
+def test_in_an_hour_that_comes_twice_a_crontab_is_sent_once(beats, tmp_path):
     clock = WallClock(tmp_path)
     summer_time_is_over = datetime(2026, 10, 25, 1, tzinfo=UTC).timestamp() - time.time()
     clock.shift(summer_time_is_over + 300)
@@ -279,7 +270,7 @@ def test_in_an_hour_that_comes_twice_a_crontab_is_sent_once(beats: Beats, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_worker_does_not_take_the_scheduler_for_the_name_of_a_file(own_stage: Stage) -> None:
+def test_a_worker_does_not_take_the_scheduler_for_the_name_of_a_file(own_stage):
     """What ``-S`` is to ``celery beat`` is ``--scheduler`` to ``celery worker``."""
     name = "django_redislock.celery.beat:LeaderScheduler"
     worker = own_stage.start("-B", "-S", name, ready=False)
@@ -289,7 +280,7 @@ def test_a_worker_does_not_take_the_scheduler_for_the_name_of_a_file(own_stage: 
 
 
 @pytest.mark.slow
-def test_of_two_workers_with_a_beat_one_sends(own_stage: Stage, tmp_path: Path) -> None:
+def test_of_two_workers_with_a_beat_one_sends(own_stage, tmp_path):
     for number in range(2):
         own_stage.start(
             *("-B", "--scheduler", "django_redislock.celery.beat:LeaderScheduler"),
@@ -299,7 +290,7 @@ def test_of_two_workers_with_a_beat_one_sends(own_stage: Stage, tmp_path: Path) 
     first, second = own_stage.workers
     wait_until(lambda: held.get(LOCK), HUNG, "a beat leads")
 
-    def sends(worker: Worker) -> bool:
+    def sends(worker):
         return "Sending due task often" in worker.log
 
     wait_until(lambda: any(map(sends, own_stage.workers)), HUNG, "a beat sends")

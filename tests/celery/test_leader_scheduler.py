@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 from zoneinfo import ZoneInfo
 
@@ -29,14 +29,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from celery import Celery
-
-    from django_redislock.testing import LockTestKit
-    from tests.conftest import Locks
-    from tests.support.proxy import Proxy
+    pass
 
 LOCK = "celery-beat:tests"
 LONDON = ZoneInfo("Europe/London")
@@ -45,21 +38,21 @@ LONDON = ZoneInfo("Europe/London")
 class Clock:
     """What the schedules go by, and a beat."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.time = datetime(2026, 11, 23, 12, tzinfo=UTC)
         self.passed = 0.0
 
-    def __reduce__(self) -> str:
+    def __reduce__(self):
         return "clock"  # PersistentScheduler pickles schedules, and with them their clock.
 
-    def now(self) -> datetime:
+    def now(self):
         return self.time
 
-    def advance(self, **by: float) -> None:
+    def advance(self, **by):
         self.set(**by)
         self.passed += timedelta(**by).total_seconds()
 
-    def set(self, **by: float) -> None:
+    def set(self, **by):
         """Set it, or look at that of another machine: no time passes."""
         self.time += timedelta(**by)
 
@@ -67,24 +60,24 @@ class Clock:
 clock = Clock()
 
 
-class Sender(Scheduler):  # type: ignore[misc] # Celery has no types
+class Sender(Scheduler):
     """The wrapped scheduler: it notes what it sends."""
 
     sent: list[str]
     refuses = False
 
-    def apply_async(self, entry: Any, **kwargs: Any) -> None:
+    def apply_async(self, entry, **kwargs):
         if self.refuses:
             raise SchedulingError("the broker refuses")
         self.sent.append(entry.name)
 
 
-class Keeper(Sender, PersistentScheduler):  # type: ignore[misc] # Celery has no types
+class Keeper(Sender, PersistentScheduler):
     """The same, with a file."""
 
 
 @pytest.fixture
-def app_anywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def app_anywhere(monkeypatch):
     """An application with a schedule; the test says where its locks are."""
     steady = SimpleNamespace(now=lambda: clock.passed)
     monkeypatch.setattr("django_redislock.celery.beat.clock", steady)
@@ -100,19 +93,19 @@ def app_anywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def app(redislock: LockTestKit, app_anywhere: Celery) -> Celery:
+def app(redislock, app_anywhere):
     """The same, with locks in memory."""
     return app_anywhere
 
 
-def beat(app: Celery, **options: Any) -> Any:
+def beat(app, **options):
     """A beat that begins now; its first tick leads or stands by."""
-    scheduler: Any = LeaderScheduler(app=app, **options)
+    scheduler = LeaderScheduler(app=app, **options)
     scheduler.sent = []
     return scheduler
 
 
-def tick(*schedulers: Any) -> list[str]:
+def tick(*schedulers):
     """What they send until nothing is due."""
     for one in schedulers:
         one.sent.clear()
@@ -121,7 +114,7 @@ def tick(*schedulers: Any) -> list[str]:
     return [name for one in schedulers for name in one.sent]
 
 
-def test_a_new_leader_sends_what_was_missed_and_nothing_that_was_sent(app: Celery) -> None:
+def test_a_new_leader_sends_what_was_missed_and_nothing_that_was_sent(app):
     first = beat(app)
     assert tick(first) == []
     clock.advance(hours=1)
@@ -138,9 +131,7 @@ def test_a_new_leader_sends_what_was_missed_and_nothing_that_was_sent(app: Celer
     first.close()
 
 
-def test_a_crontab_is_sent_once_although_the_next_leader_has_a_clock_that_is_late(
-    app: Celery,
-) -> None:
+def test_a_crontab_is_sent_once_although_the_next_leader_has_a_clock_that_is_late(app):
     clock.time = datetime(2026, 11, 23, 11, 59, 59, 500_000, tzinfo=UTC)
     first, second = beat(app), beat(app)
     tick(first)
@@ -156,9 +147,7 @@ def test_a_crontab_is_sent_once_although_the_next_leader_has_a_clock_that_is_lat
     second.close()
 
 
-def test_an_entry_that_is_read_again_with_an_old_time_does_not_hold_up_the_others(
-    app: Celery,
-) -> None:
+def test_an_entry_that_is_read_again_with_an_old_time_does_not_hold_up_the_others(app):
     """Celery 5.6 looks at no other entry while one at the head says that it is not due."""
     each_minute = {"task": "look", "schedule": schedule(60, nowfun=clock.now)}
     app.conf.beat_schedule = {**app.conf.beat_schedule, "each minute": each_minute}
@@ -177,13 +166,13 @@ def test_an_entry_that_is_read_again_with_an_old_time_does_not_hold_up_the_other
     second.close()
 
 
-def with_entries(app: Celery, **entries: Any) -> None:
+def with_entries(app, **entries):
     """Put more of them into the schedule: their schedules, which go by the clock of the tests."""
     more = {name: {"task": "look", "schedule": when} for name, when in entries.items()}
     app.conf.beat_schedule = {**app.conf.beat_schedule, **more}
 
 
-def test_entries_that_are_paused_hold_up_no_others(app: Celery) -> None:
+def test_entries_that_are_paused_hold_up_no_others(app):
     names = [f"paused {number}" for number in range(9)]
     hour = schedule(3600, nowfun=clock.now)
     with_entries(app, **dict.fromkeys([*names, "last"], hour))
@@ -200,7 +189,7 @@ def test_entries_that_are_paused_hold_up_no_others(app: Celery) -> None:
     scheduler.close()
 
 
-def test_an_entry_that_a_stopped_beat_is_about_to_send_holds_up_no_others(app: Celery) -> None:
+def test_an_entry_that_a_stopped_beat_is_about_to_send_holds_up_no_others(app):
     with_entries(app, minutely=schedule(60, nowfun=clock.now))
     scheduler = beat(app)
     tick(scheduler)
@@ -213,9 +202,7 @@ def test_an_entry_that_a_stopped_beat_is_about_to_send_holds_up_no_others(app: C
     scheduler.close()
 
 
-def test_what_a_plain_beat_has_sent_meanwhile_is_not_sent_again(
-    app: Celery, tmp_path: Path
-) -> None:
+def test_what_a_plain_beat_has_sent_meanwhile_is_not_sent_again(app, tmp_path):
     """Of a roll-back to it and back, with the same file."""
     app.conf.beat_leader_scheduler = f"{__name__}:Keeper"
     file = str(tmp_path / "schedule")
@@ -241,8 +228,8 @@ def test_what_a_plain_beat_has_sent_meanwhile_is_not_sent_again(
 
 @pytest.mark.parametrize("ahead", [0.3, 3630, 3 * 3630])
 def test_a_leader_whose_clock_was_ahead_silences_no_other_and_its_noon_is_not_sent_again(
-    app: Celery, ahead: float
-) -> None:
+    app, ahead
+):
     clock.time = datetime(2026, 11, 23, 11, 59, 59, 900_000, tzinfo=UTC)
     with_entries(app, minutely=crontab(nowfun=clock.now), often=schedule(10, nowfun=clock.now))
     first = beat(app)
@@ -253,7 +240,7 @@ def test_a_leader_whose_clock_was_ahead_silences_no_other_and_its_noon_is_not_se
     clock.set(seconds=-ahead)
     second = beat(app)
     assert tick(second) == []
-    sent: Counter[str] = Counter()
+    sent = Counter()
     for _ in range(int(ahead // 2) + 60):
         clock.advance(seconds=2)
         sent.update(tick(second))
@@ -267,8 +254,8 @@ def test_a_leader_whose_clock_was_ahead_silences_no_other_and_its_noon_is_not_se
 
 
 def test_after_the_clock_was_set_back_entries_are_sent_again_soon_but_noon_only_once(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    app, monkeypatch
+):
     steady = SimpleNamespace(time=lambda: in_london().timestamp())
     monkeypatch.setattr("django_redislock.celery.beat.time", steady)
     clock.time = datetime(2026, 11, 23, 11, 59, 59, 900_000, tzinfo=UTC)
@@ -278,7 +265,7 @@ def test_after_the_clock_was_set_back_entries_are_sent_again_soon_but_noon_only_
     clock.advance(seconds=0.2)
     assert sorted(tick(scheduler)) == ["at noon", "minutely"]
     clock.set(hours=-1)
-    sent: Counter[str] = Counter()
+    sent = Counter()
     for _ in range(70):
         clock.advance(minutes=1)
         sent.update(tick(scheduler))
@@ -286,11 +273,11 @@ def test_after_the_clock_was_set_back_entries_are_sent_again_soon_but_noon_only_
     scheduler.close()
 
 
-def in_london() -> datetime:
+def in_london():
     return clock.time.astimezone(LONDON)
 
 
-def test_in_a_clock_hour_that_comes_twice_each_due_time_is_sent_once(app: Celery) -> None:
+def test_in_a_clock_hour_that_comes_twice_each_due_time_is_sent_once(app):
     app.conf.timezone = "Europe/London"
     with_entries(
         app,
@@ -320,9 +307,7 @@ def test_in_a_clock_hour_that_comes_twice_each_due_time_is_sent_once(app: Celery
     second.close()
 
 
-def test_records_of_other_jobs_drive_out_no_time_of_a_sending(
-    app_anywhere: Celery, locks: Locks
-) -> None:
+def test_records_of_other_jobs_drive_out_no_time_of_a_sending(app_anywhere, locks):
     locks.configure(RECORDS=1)
     first, second = beat(app_anywhere), beat(app_anywhere)
     tick(first)
@@ -338,7 +323,7 @@ def test_records_of_other_jobs_drive_out_no_time_of_a_sending(
     second.close()
 
 
-def test_what_the_broker_refuses_is_noted_as_a_failure(app: Celery) -> None:
+def test_what_the_broker_refuses_is_noted_as_a_failure(app):
     scheduler = beat(app)
     tick(scheduler)
     clock.advance(hours=1)
@@ -357,15 +342,13 @@ def test_what_the_broker_refuses_is_noted_as_a_failure(app: Celery) -> None:
     scheduler.close()
 
 
-def test_what_cannot_be_noted_is_sent_all_the_same(
-    app: Celery, redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_noted_is_sent_all_the_same(app, redislock, monkeypatch):
     scheduler = beat(app)
     tick(scheduler)
     clock.advance(hours=1)
     with ExitStack() as outage:
 
-        def send_in_an_outage(entry: Any, **kwargs: Any) -> None:
+        def send_in_an_outage(entry, **kwargs):
             outage.enter_context(redislock.simulate_unavailable())
             scheduler.sent.append(entry.name)
 
@@ -374,9 +357,7 @@ def test_what_cannot_be_noted_is_sent_all_the_same(
     scheduler.close()
 
 
-def test_a_beat_that_does_not_know_yet_that_another_leads_sends_nothing_twice(
-    app: Celery,
-) -> None:
+def test_a_beat_that_does_not_know_yet_that_another_leads_sends_nothing_twice(app):
     first, second = beat(app), beat(app)
     tick(first)
     clock.advance(hours=1)
@@ -394,9 +375,7 @@ def test_a_beat_that_does_not_know_yet_that_another_leads_sends_nothing_twice(
     first.close()
 
 
-def test_only_the_leader_sends_and_a_standby_is_soon_done_with_a_tick(
-    app: Celery, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_the_leader_sends_and_a_standby_is_soon_done_with_a_tick(app, caplog):
     caplog.set_level(logging.INFO)
     first, second = beat(app), beat(app)
     tick(first)
@@ -410,9 +389,7 @@ def test_only_the_leader_sends_and_a_standby_is_soon_done_with_a_tick(
     first.close()
 
 
-def test_while_the_server_does_not_answer_nothing_is_sent_and_then_it_is(
-    app: Celery, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_while_the_server_does_not_answer_nothing_is_sent_and_then_it_is(app, redislock, caplog):
     scheduler = beat(app)
     tick(scheduler)
     clock.advance(hours=1)
@@ -430,9 +407,7 @@ def test_while_the_server_does_not_answer_nothing_is_sent_and_then_it_is(
     scheduler.close()
 
 
-def test_each_outage_is_told_once(
-    app: Celery, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_outage_is_told_once(app, redislock, caplog):
     scheduler = beat(app)
     tick(scheduler)
     for outages in (1, 2):
@@ -446,9 +421,7 @@ def test_each_outage_is_told_once(
     scheduler.close()
 
 
-def test_what_nobody_knows_to_be_written_down_is_not_sent(
-    app_anywhere: Celery, locks: Locks, proxy: Proxy
-) -> None:
+def test_what_nobody_knows_to_be_written_down_is_not_sent(app_anywhere, locks, proxy):
     locks.on(proxy, TTL=3)
     scheduler = beat(app_anywhere)
     tick(scheduler)
@@ -456,7 +429,7 @@ def test_what_nobody_knows_to_be_written_down_is_not_sent(
     proxy.rule_for_script(scripts.CONCLUDE.sha, "cut_before", times=2)
     assert tick(scheduler) == []
 
-    def sent_later() -> list[str]:
+    def sent_later():
         clock.advance(seconds=2)
         return tick(scheduler)
 
@@ -464,9 +437,7 @@ def test_what_nobody_knows_to_be_written_down_is_not_sent(
     scheduler.close()
 
 
-def test_what_was_written_down_is_not_sent_by_a_beat_that_does_not_lead_any_more(
-    app: Celery, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_written_down_is_not_sent_by_a_beat_that_does_not_lead_any_more(app, caplog):
     scheduler = beat(app)
     tick(scheduler)
     clock.advance(hours=1)
@@ -480,7 +451,7 @@ def test_what_was_written_down_is_not_sent_by_a_beat_that_does_not_lead_any_more
     assert "hourly was due, but is not sent" in caplog.text
 
 
-def test_the_record_of_an_entry_says_which_beat_has_sent_it_when(app: Celery) -> None:
+def test_the_record_of_an_entry_says_which_beat_has_sent_it_when(app):
     scheduler = beat(app)
     tick(scheduler)
     clock.advance(hours=1)
@@ -494,7 +465,7 @@ def test_the_record_of_an_entry_says_which_beat_has_sent_it_when(app: Celery) ->
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\nb", "{}*"])
-def test_an_entry_may_have_any_name(app: Celery, name: str) -> None:
+def test_an_entry_may_have_any_name(app, name):
     app.conf.beat_schedule = {name: app.conf.beat_schedule["hourly"]}
     scheduler = beat(app)
     tick(scheduler)
@@ -503,13 +474,11 @@ def test_an_entry_may_have_any_name(app: Celery, name: str) -> None:
     scheduler.close()
 
 
-def test_the_banner_names_the_lock_and_asks_nobody(
-    app: Celery, redislock: LockTestKit, tmp_path: Path
-) -> None:
+def test_the_banner_names_the_lock_and_asks_nobody(app, redislock, tmp_path):
     app.conf.beat_leader_scheduler = None
     file = str(tmp_path / "schedule")
     with redislock.simulate_unavailable():
-        scheduler: Any = LeaderScheduler(app=app, schedule_filename=file, lazy=True)
+        scheduler = LeaderScheduler(app=app, schedule_filename=file, lazy=True)
         assert isinstance(scheduler, PersistentScheduler)
         assert scheduler.info == f"    . db -> {file}\n    . leader -> {LOCK}"
 
@@ -529,7 +498,7 @@ def test_the_banner_names_the_lock_and_asks_nobody(
     ],
     ids=str,
 )
-def test_a_wrong_setting_is_named(app: Celery, conf: dict[str, Any], says: str) -> None:
+def test_a_wrong_setting_is_named(app, conf, says):
     app.conf.update(conf)
     (setting,) = conf
     with pytest.raises(ImproperlyConfigured, match=f"Celery's setting {setting}.*") as error:
@@ -540,7 +509,7 @@ def test_a_wrong_setting_is_named(app: Celery, conf: dict[str, Any], says: str) 
 # --- django-celery-beat ---------------------------------------------------------------------------
 
 
-def beats_on_a_database() -> None:
+def beats_on_a_database():
     """In a child: of a schedule in the database, each slot is sent once, and one-offs are too."""
     from django.conf import settings
     from django.core.management import call_command
@@ -555,8 +524,8 @@ def beats_on_a_database() -> None:
     from django_celery_beat.models import ClockedSchedule, IntervalSchedule, PeriodicTask
     from django_celery_beat.schedulers import DatabaseScheduler
 
-    class Database(DatabaseScheduler):  # type: ignore[misc] # it has no types
-        def apply_async(self, entry: Any, **kwargs: Any) -> None:
+    class Database(DatabaseScheduler):
+        def apply_async(self, entry, **kwargs):
             self.sent.append(entry.name)
 
     hour = IntervalSchedule.objects.create(every=1, period="hours")
@@ -597,7 +566,7 @@ def beats_on_a_database() -> None:
 
 
 @pytest.mark.slow
-def test_a_schedule_in_the_database_is_sent_by_one_beat() -> None:
+def test_a_schedule_in_the_database_is_sent_by_one_beat():
     redislock = '{"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}}'
     code = f"from {__name__} import beats_on_a_database as run; run()"
     ran = python("-c", code, env=environment_for() | {"TESTS_REDISLOCK": redislock})

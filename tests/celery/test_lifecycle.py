@@ -56,31 +56,31 @@ class Ending:
     conf: tuple[tuple[str, Any], ...] = ()
 
 
-def _open_gate_and(number: signal.Signals) -> Callable[..., None]:
-    def act(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+def _open_gate_and(number):
+    def act(stage, worker, sent, pid):
         worker.signal(number)
         stage.open_gate(stage.current_key)
 
     return act
 
 
-def _signal(number: signal.Signals) -> Callable[..., None]:
+def _signal(number):
     return lambda stage, worker, sent, pid: worker.signal(number)
 
 
-def _kill_worker(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+def _kill_worker(stage, worker, sent, pid):
     worker.kill()
 
 
-def _kill_child(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+def _kill_child(stage, worker, sent, pid):
     os.kill(pid, signal.SIGKILL)
 
 
-def _revoke(number: str) -> Callable[..., None]:
+def _revoke(number):
     return lambda stage, worker, sent, pid: sent.revoke(terminate=True, signal=number)
 
 
-def _nothing(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+def _nothing(stage, worker, sent, pid):
     """The time limit does it."""
 
 
@@ -192,7 +192,7 @@ LIFE_CYCLE = [
 
 @pytest.mark.proves("N4")
 @pytest.mark.parametrize("ending", LIFE_CYCLE, ids=lambda ending: ending.name)
-def test_life_cycle(own_stage: Stage, ending: Ending) -> None:
+def test_life_cycle(own_stage, ending):
     own_stage.conf |= dict(ending.conf)
     key = own_stage.current_key = own_stage.key()
     worker = own_stage.start(*ending.options, pool="prefork")
@@ -226,7 +226,7 @@ def test_life_cycle(own_stage: Stage, ending: Ending) -> None:
         pass
 
 
-def test_a_child_that_is_killed_frees_its_permit_and_no_other(own_stage: Stage) -> None:
+def test_a_child_that_is_killed_frees_its_permit_and_no_other(own_stage):
     own_stage.conf |= LOST_SOON
     own_stage.start(pool="prefork", concurrency=3)
     key = own_stage.key()
@@ -250,7 +250,7 @@ def test_a_child_that_is_killed_frees_its_permit_and_no_other(own_stage: Stage) 
     assert first.owner.task_id in outcomes
 
 
-def test_a_child_that_is_replaced_after_some_tasks_lets_go(own_stage: Stage) -> None:
+def test_a_child_that_is_replaced_after_some_tasks_lets_go(own_stage):
     """worker_max_tasks_per_child: a new process per task, and the lock is free for it."""
     own_stage.start("--max-tasks-per-child", "1", pool="prefork")
     key = own_stage.key()
@@ -260,7 +260,7 @@ def test_a_child_that_is_replaced_after_some_tasks_lets_go(own_stage: Stage) -> 
 
 
 @pytest.mark.parametrize("how", ["revoked", "soft time limit", "hard time limit"])
-def test_a_run_that_ends_while_it_waits_leaves_the_queue(own_stage: Stage, how: str) -> None:
+def test_a_run_that_ends_while_it_waits_leaves_the_queue(own_stage, how):
     own_stage.start(pool="prefork")
     key = own_stage.key()
     limits = {"soft time limit": {"soft_time_limit": 4}, "hard time limit": {"time_limit": 4}}
@@ -277,19 +277,19 @@ def test_a_run_that_ends_while_it_waits_leaves_the_queue(own_stage: Stage, how: 
     assert own_stage.count(key, "start") == 1
 
 
-def _ended(stage: Stage, worker: Worker, pid: int) -> bool:
+def _ended(stage, worker, pid):
     """Whether the process that ran the body is gone, or the body has."""
     key = stage.current_key
     return not _runs(pid) or stage.count(key, "end") > 0 or stage.count(key, "interrupted") > 0
 
 
-def _runs(pid: int) -> bool:
+def _runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # It may go while it is looked at.
         return False
 
 
-def _other_than(lease_id: str, key: str) -> bool:
+def _other_than(lease_id, key):
     lock = held.get(key)
     return lock is None or lock.id != lease_id

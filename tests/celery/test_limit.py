@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,15 +15,13 @@ from tests.support.others import waiters
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.celery.project.stage import Stage
+    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.usefixtures("worker")
 
 
-def most_at_a_time(events: list[dict[str, Any]]) -> int:
+def most_at_a_time(events):
     """How many runs were under way at the same time, at most."""
     most = now = 0
     for event in events:
@@ -33,7 +31,7 @@ def most_at_a_time(events: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.row("limit")
-def test_one_more_than_the_limit_is_skipped(stage: Stage) -> None:
+def test_one_more_than_the_limit_is_skipped(stage):
     key = stage.key()
     running = [stage.send("limited", key, hold=True) for _ in range(3)]
     stage.wait_for(key, "start", 3)
@@ -43,7 +41,7 @@ def test_one_more_than_the_limit_is_skipped(stage: Stage) -> None:
     assert most_at_a_time(stage.events(key)) == 3
 
 
-def test_each_permit_is_a_row_of_its_own(stage: Stage) -> None:
+def test_each_permit_is_a_row_of_its_own(stage):
     key = stage.key()
     running = [stage.send("limited", key, hold=True) for _ in range(3)]
     stage.wait_for(key, "start", 3)
@@ -61,7 +59,7 @@ def test_each_permit_is_a_row_of_its_own(stage: Stage) -> None:
     assert not [lock for lock in held.list() if lock.name.startswith(key)]
 
 
-def test_a_permit_taken_by_force_lets_one_more_run(stage: Stage) -> None:
+def test_a_permit_taken_by_force_lets_one_more_run(stage):
     key = stage.key()
     running = [stage.send("limited", key, hold=True) for _ in range(3)]
     stage.wait_for(key, "start", 3)
@@ -74,14 +72,14 @@ def test_a_permit_taken_by_force_lets_one_more_run(stage: Stage) -> None:
     assert sum(isinstance(outcome, Exception) for outcome in outcomes) == 1
 
 
-def test_those_who_wait_take_whatever_permit_is_free(stage: Stage) -> None:
+def test_those_who_wait_take_whatever_permit_is_free(stage):
     key = stage.key()
     running = [stage.send("sharing", key, seconds=0.05) for _ in range(12)]
     assert [stage.result(one) for one in running] == [f"did {key}"] * 12
     assert most_at_a_time(stage.events(key)) == 2
 
 
-def test_those_who_wait_are_served_first_come_first_served(stage: Stage) -> None:
+def test_those_who_wait_are_served_first_come_first_served(stage):
     key = stage.key()
     for _ in range(2):
         stage.send("sharing", key, hold=True)
@@ -100,7 +98,7 @@ def test_those_who_wait_are_served_first_come_first_served(stage: Stage) -> None
 
 
 @pytest.mark.row("limit-duplicate")
-def test_a_duplicate_takes_no_second_permit(stage: Stage) -> None:
+def test_a_duplicate_takes_no_second_permit(stage):
     key = stage.key()
     first = stage.send("limited", key, hold=True)
     stage.wait_for(key, "start")
@@ -112,7 +110,7 @@ def test_a_duplicate_takes_no_second_permit(stage: Stage) -> None:
     assert stage.count(key, "start") == 1
 
 
-def test_duplicates_that_start_together_do_not_run_together(stage: Stage) -> None:
+def test_duplicates_that_start_together_do_not_run_together(stage):
     key, task_id = stage.key(), stage.key()
     for _ in range(4):
         stage.app.send_task(stage.task("limited").name, (key,), {"seconds": 0.1}, task_id=task_id)
@@ -121,7 +119,7 @@ def test_duplicates_that_start_together_do_not_run_together(stage: Stage) -> Non
     assert stage.count(key, "start") == 1
 
 
-def test_the_record_is_that_of_the_name(stage: Stage) -> None:
+def test_the_record_is_that_of_the_name(stage):
     key = stage.key()
     sent = stage.send("limited", key)
     stage.result(sent)
@@ -133,11 +131,11 @@ def test_the_record_is_that_of_the_name(stage: Stage) -> None:
 
 
 @pytest.fixture
-def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+def told():
     """The signals about locks that are sent in this process, by name."""
-    got: list[tuple[str, dict[str, Any]]] = []
+    got = []
 
-    def receiver_of(signal: str) -> Callable[..., None]:
+    def receiver_of(signal):
         return lambda **news: got.append((signal, news))
 
     receivers = {one: receiver_of(one) for one in ("lock_acquired", "lock_timed_out")}
@@ -149,9 +147,7 @@ def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 @pytest.mark.parametrize(("task", "wait"), [("limited", 0.0), ("sharing_impatiently", 2.5)])
-def test_a_wait_that_runs_out_is_told_once_when_it_is_over(
-    stage: Stage, told: list[tuple[str, dict[str, Any]]], task: str, wait: float
-) -> None:
+def test_a_wait_that_runs_out_is_told_once_when_it_is_over(stage, told, task, wait):
     key = stage.key()
     permits = 3 if task == "limited" else 2
     running = [stage.send(task, key, hold=True) for _ in range(permits)]
@@ -166,18 +162,14 @@ def test_a_wait_that_runs_out_is_told_once_when_it_is_over(
         stage.result(one)
 
 
-def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(
-    stage: Stage,
-    told: list[tuple[str, dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(stage, told, monkeypatch):
     monkeypatch.setattr(journal, "server", lambda: stage.redis)  # The body runs in this process.
     key = stage.key()
     for _ in range(2):
         stage.send("sharing_impatiently", key, hold=True)
     stage.wait_for(key, "start", 2)
 
-    def open_when_it_has_waited() -> None:
+    def open_when_it_has_waited():
         wait_until(lambda: waiters(key), PATIENCE, "somebody waits")
         time.sleep(1.3)
         stage.open_gate(key)
@@ -193,7 +185,7 @@ def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(
     stage.wait_for(key, "end", 3)
 
 
-def test_a_permit_that_never_ends_takes_one_place_and_no_more(stage: Stage) -> None:
+def test_a_permit_that_never_ends_takes_one_place_and_no_more(stage):
     key = stage.key()
     keys = [lock_keys("redislock", key, number).lock for number in (1, 2, 3)]
     stage.redis.rpush(keys[0], "by hand")
@@ -215,7 +207,7 @@ def test_a_permit_that_never_ends_takes_one_place_and_no_more(stage: Stage) -> N
 # --- several limits ------------------------------------------------------------------------------
 
 
-def test_limits_per_key_and_in_total_hold_and_all_calls_are_done(stage: Stage) -> None:
+def test_limits_per_key_and_in_total_hold_and_all_calls_are_done(stage):
     key = stage.key()
     tenants = ["acme1", "acme1", "big2", "big2", "big2", "other1"]
     sent = [stage.send("exporting", key, tenant=tenant, seconds=0.2) for tenant in tenants]
@@ -225,7 +217,7 @@ def test_limits_per_key_and_in_total_hold_and_all_calls_are_done(stage: Stage) -
     assert not [lock for lock in held.list() if lock.name.startswith(key)]
 
 
-def test_a_call_that_comes_back_stands_in_the_line_of_the_limit_that_is_busy(stage: Stage) -> None:
+def test_a_call_that_comes_back_stands_in_the_line_of_the_limit_that_is_busy(stage):
     key = stage.key()
     running = [
         stage.send("exporting", key, tenant=tenant, hold=True) for tenant in ("a1", "b1", "c1")
@@ -235,7 +227,7 @@ def test_a_call_that_comes_back_stands_in_the_line_of_the_limit_that_is_busy(sta
     assert rows[f"{key}:a1"] == f"{key}:a1, {key}"
     same, other = (stage.send("exporting", key, tenant=tenant) for tenant in ("a1", "d1"))
 
-    def stand_in_line() -> list[int]:
+    def stand_in_line():
         lines = (lock_keys("redislock", name).line for name in (f"{key}:a1", key))
         return [stage.redis.zcard(line) for line in lines]
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,27 +20,22 @@ from django_redislock.rules.options import Options
 from tests.support.celery_app import EAGER, celery_app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery import Celery
-
-    from django_redislock.testing import LockTestKit
-    from tests.celery.project.stage import Stage
+    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 
 NAME = "lottery"
 
 
-def stand(task_id: str, ticket: int = 0, *, spacing: float = 0.0, permits: int = 1) -> Turn:
+def stand(task_id, ticket=0, *, spacing=0.0, permits=1):
     """Stand in the line of a lock that somebody holds."""
     busy = Lock(NAME, Options(wait=0.0)).attempt()
     assert isinstance(busy, Busy)
-    how: dict[str, Any] = {"spacing": spacing, "permits": permits, "using": "default"}
+    how = {"spacing": spacing, "permits": permits, "using": "default"}
     return Turn(*task_runs.stand_in_line(NAME, task_id, ticket, busy, **how), slots=2)
 
 
-def test_each_keeps_its_place_until_it_leaves(redislock: LockTestKit) -> None:
+def test_each_keeps_its_place_until_it_leaves(redislock):
     with redislock.simulate_held_by_other(NAME):
         turns = [stand(task_id) for task_id in "abc"]
         assert [turn.before for turn in turns] == [0, 1, 2]
@@ -50,7 +45,7 @@ def test_each_keeps_its_place_until_it_leaves(redislock: LockTestKit) -> None:
         assert [stand(task_id).before for task_id in "bcd"] == [0, 1, 2]
 
 
-def test_a_place_is_not_lost_with_the_server_of_the_locks(redislock: LockTestKit) -> None:
+def test_a_place_is_not_lost_with_the_server_of_the_locks(redislock):
     with redislock.simulate_held_by_other(NAME, ttl=1000):
         early = stand("early")
         redislock.advance(600)  # Everything that is known of the line has expired.
@@ -59,7 +54,7 @@ def test_a_place_is_not_lost_with_the_server_of_the_locks(redislock: LockTestKit
         assert stand("late").before == 1
 
 
-def test_who_does_not_come_back_is_given_up_soon(redislock: LockTestKit) -> None:
+def test_who_does_not_come_back_is_given_up_soon(redislock):
     with redislock.simulate_held_by_other(NAME, ttl=1000):
         lost = [stand(task_id) for task_id in ("revoked", "expired", "dropped")]
         patient = stand("patient")
@@ -69,14 +64,14 @@ def test_who_does_not_come_back_is_given_up_soon(redislock: LockTestKit) -> None
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app():
     """An application in eager mode."""
     with celery_app(**EAGER) as app:
         yield app
 
 
 @pytest.fixture
-def runs_of_four_seconds(redislock: LockTestKit, app: Celery) -> None:
+def runs_of_four_seconds(redislock, app):
     """One has been."""
 
     @single_instance_task(key=NAME, name="tests.four_seconds")
@@ -87,7 +82,7 @@ def runs_of_four_seconds(redislock: LockTestKit, app: Celery) -> None:
 
 
 @pytest.mark.usefixtures("runs_of_four_seconds")
-def test_its_turn_follows_how_long_runs_last(redislock: LockTestKit) -> None:
+def test_its_turn_follows_how_long_runs_last(redislock):
     with redislock.simulate_held_by_other(NAME, ttl=1000):
         assert stand("a").seconds == pytest.approx(4, abs=1)
         assert stand("b").seconds == pytest.approx(5, abs=1)  # "a" may be lost.
@@ -101,7 +96,7 @@ def test_its_turn_follows_how_long_runs_last(redislock: LockTestKit) -> None:
         assert stand("a").seconds <= 2  # Then the lease of a dead holder is over.
 
 
-def test_the_end_of_a_cooling_lock_is_known(redislock: LockTestKit) -> None:
+def test_the_end_of_a_cooling_lock_is_known(redislock):
     with distributed_lock(NAME, min_hold=50):
         pass
     assert stand("a", spacing=50).seconds == pytest.approx(50, abs=2)
@@ -109,17 +104,17 @@ def test_the_end_of_a_cooling_lock_is_known(redislock: LockTestKit) -> None:
     assert stand("a", spacing=50).seconds == pytest.approx(20, abs=2)
 
 
-def test_only_those_whose_turn_is_near_wait_for_it_in_their_slot() -> None:
+def test_only_those_whose_turn_is_near_wait_for_it_in_their_slot():
     assert Turn(1, 1, NEAR, slots=2).is_near
     assert not Turn(1, 1, NEAR + 0.1, slots=2).is_near
     assert not Turn(1, 2, 0.1, slots=2).is_near
 
 
-def test_a_time_limit_is_not_used_up_by_waiting(app: Celery) -> None:
+def test_a_time_limit_is_not_used_up_by_waiting(app):
     @single_instance_task(name="tests.limited")
     def run() -> None: ...
 
-    def allowed(**how: Any) -> float:
+    def allowed(**how):
         run.push_request(**how)
         try:
             return time_in_slot(run)
@@ -132,9 +127,7 @@ def test_a_time_limit_is_not_used_up_by_waiting(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("bound", ["until", "expires"])
-def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(
-    own_stage: Stage, bound: str
-) -> None:
+def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(own_stage, bound):
     task, began = own_stage.task("retrying"), time.time()
     end = datetime.fromtimestamp(began + 40, UTC)
     expires = end.isoformat() if bound == "expires" else None
@@ -159,7 +152,7 @@ def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_calls_that_come_back_leave_no_lock_idle_and_keep_their_order(own_stage: Stage) -> None:
+def test_calls_that_come_back_leave_no_lock_idle_and_keep_their_order(own_stage):
     calls, seconds = 40, 0.2
     for _ in range(2):
         own_stage.start(pool="prefork", concurrency=2)

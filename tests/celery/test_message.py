@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
 import kombu
 import pytest
@@ -18,10 +17,6 @@ from django_redislock import distributed_lock
 from django_redislock.celery import SingleInstanceTask
 from tests.celery.project import PATIENCE
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.celery.project.rabbit import RabbitMQ
-    from tests.celery.project.stage import Stage
 
 pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
 
@@ -40,11 +35,11 @@ QUORUM = {
         pytest.param("quorum queues", marks=pytest.mark.slow),
     ]
 )
-def own_stage(request: pytest.FixtureRequest, own_stage: Stage) -> Stage:
+def own_stage(request, own_stage):
     """A stage with each broker, and no worker."""
-    ours: dict[str, Any] = {"task_default_queue": own_stage.key()}
+    ours = {"task_default_queue": own_stage.key()}
     if request.param != "redis":
-        rabbit: RabbitMQ = request.getfixturevalue("rabbit")
+        rabbit = request.getfixturevalue("rabbit")
         ours["broker_url"] = rabbit.url
     if request.param == "quorum queues":
         ours |= QUORUM
@@ -52,7 +47,7 @@ def own_stage(request: pytest.FixtureRequest, own_stage: Stage) -> Stage:
     return own_stage
 
 
-def new_queue(stage: Stage) -> str:
+def new_queue(stage):
     """A queue that no other test uses."""
     name = stage.key()
     if stage.app.conf.task_default_queue_type == "quorum":
@@ -65,17 +60,17 @@ def new_queue(stage: Stage) -> str:
     return name
 
 
-def take(stage: Stage, queue: str) -> Any:
+def take(stage, queue):
     """Take the next message out of a queue, as a worker does."""
 
-    def get() -> Any:
+    def get():
         with stage.app.connection_for_read() as connection:
             return kombu.Queue(queue).bind(connection.default_channel).get(no_ack=True)
 
     return wait_until(get, PATIENCE, f"a message is in the queue {queue}", every=0.05)
 
 
-def execute(stage: Stage, message: Any) -> None:
+def execute(stage, message):
     """Run the task of a message, as a worker does."""
     name = message.headers["task"]
     request = Request(message, app=stage.app, task=stage.app.tasks[name], hostname="tests")
@@ -84,7 +79,7 @@ def execute(stage: Stage, message: Any) -> None:
         pool.submit(request.execute).result(PATIENCE)
 
 
-def said(message: Any) -> dict[str, Any]:
+def said(message):
     """All that a message says, but when it is to run, and where it stands in line.
 
     On quorum queues it waits at the broker, so that it comes through another exchange.
@@ -109,7 +104,7 @@ def said(message: Any) -> dict[str, Any]:
     }
 
 
-def deferred(stage: Stage, key: str, queue: str) -> tuple[Any, Any]:
+def deferred(stage, key, queue):
     """The message that waits for the lock *key*, and the one that comes after it."""
     first = take(stage, queue)
     with distributed_lock(key):
@@ -117,7 +112,7 @@ def deferred(stage: Stage, key: str, queue: str) -> tuple[Any, Any]:
     return first, take(stage, queue)
 
 
-EVERYTHING: dict[str, Any] = {
+EVERYTHING = {
     "argsrepr": "(a key)",
     "kwargsrepr": "{a secret}",
     "priority": 3,
@@ -143,7 +138,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["nothing", "everything"])
-def test_it_says_what_it_said(own_stage: Stage, options: dict[str, Any]) -> None:
+def test_it_says_what_it_said(own_stage, options):
     key, queue = own_stage.key(), new_queue(own_stage)
     if options:
         follower = own_stage.task("collect").si()
@@ -168,7 +163,7 @@ def test_it_says_what_it_said(own_stage: Stage, options: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
-def test_what_another_program_has_published_says_what_it_said(own_stage: Stage) -> None:
+def test_what_another_program_has_published_says_what_it_said(own_stage):
     key, queue = own_stage.key(), new_queue(own_stage)
     name = own_stage.task("retrying").name
     own_stage.app.send_task(name, (key,), queue=queue, serializer="sets", argsrepr="hidden")
@@ -177,7 +172,7 @@ def test_what_another_program_has_published_says_what_it_said(own_stage: Stage) 
 
 
 @pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
-def test_a_retry_shows_no_more_of_the_arguments_than_the_caller_did(own_stage: Stage) -> None:
+def test_a_retry_shows_no_more_of_the_arguments_than_the_caller_did(own_stage):
     @own_stage.app.task(
         base=SingleInstanceTask, bind=True, ignore_result=True, name=own_stage.key()
     )

@@ -21,7 +21,7 @@ PARTS = ["test_delivery", "not test_delivery"]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", PARTS)
-def test_with_a_naive_lock_every_test_of_the_table_fails(part: str) -> None:
+def test_with_a_naive_lock_every_test_of_the_table_fails(part):
     command = [sys.executable, "-m", "pytest", "-m", "row", "-k", part, "-q", "-rA", "--tb=no"]
     files = sorted((ROOT / "tests" / "celery").glob("test_*.py"))
     tests = [str(file) for file in files if "@pytest.mark.row(" in file.read_text()]

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,25 +13,20 @@ from django_redislock import distributed_lock, held
 from tests.celery.project import PATIENCE
 from tests.support.waiting import HUNG, wait_until
 
-if TYPE_CHECKING:
-    from tests.celery.project.stage import Stage
-
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["prefork", "threads", "gevent", "eventlet"])
-def pool(request: pytest.FixtureRequest) -> str:
+def pool(request):
     """A pool in which several runs are under way at a time."""
-    pool: str = request.param
+    pool = request.param
     if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
         pytest.skip(f"{pool} is not installed")
     return pool
 
 
-def test_each_run_has_a_lease_of_its_own_and_a_conflict_is_seen(
-    own_stage: Stage, pool: str
-) -> None:
+def test_each_run_has_a_lease_of_its_own_and_a_conflict_is_seen(own_stage, pool):
     own_stage.start(pool=pool, concurrency=4)
     keys = [own_stage.key() for _ in range(3)]
     running = [own_stage.send("late", key, hold=True) for key in keys]
@@ -48,7 +42,7 @@ def test_each_run_has_a_lease_of_its_own_and_a_conflict_is_seen(
     assert [own_stage.count(key, "start") for key in keys] == [1, 1, 1]
 
 
-def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> None:
+def test_a_lease_is_renewed_while_the_body_runs(own_stage, pool):
     own_stage.start(pool=pool, concurrency=2)
     key = own_stage.key()
     sent = own_stage.send("brisk", key, seconds=12)  # Twice its ttl.
@@ -63,7 +57,7 @@ def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> 
 
 
 @pytest.mark.proves("R8")
-def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stage: Stage) -> None:
+def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stage):
     key, other = own_stage.key(), own_stage.key()
     worker = own_stage.start(
         "--max-tasks-per-child", "2", pool="prefork", concurrency=2, held_by_parent=key
@@ -80,7 +74,7 @@ def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stag
     own_stage.send("skipping", other, hold=True)
     os.kill(own_stage.wait_for(other, "start", 4)["pid"], signal.SIGKILL)
 
-    def renewed() -> bool:
+    def renewed():
         now = held.get(key)
         assert now is not None
         assert now.id == lease.id

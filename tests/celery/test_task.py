@@ -12,7 +12,6 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -51,16 +50,13 @@ from tests.support.celery_app import EAGER, celery_app, current
 from tests.support.processes import python, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from django_redislock.testing import LockTestKit
-    from tests.conftest import Locks, Spawn
+    pass
 
 _names = count(1)
 
 
 @pytest.fixture(autouse=True)
-def app() -> Iterator[Celery]:
+def app():
     """An application in eager mode. The shared tasks of a test end with it."""
     with celery_app(**EAGER) as app:
         yield app
@@ -83,10 +79,10 @@ class Point(NamedTuple):
     y: int
 
 
-def make(function: Callable[..., Any] | None = None, /, *args: Any, **options: Any) -> Any:
+def make(function=None, /, *args, **options):
     """A single-instance task with a name of its own; its body returns the lock's name."""
 
-    def body(*args: Any, **kwargs: Any) -> str:
+    def body(*args, **kwargs):
         lease = current_lease()
         assert lease is not None
         return lease.name
@@ -97,7 +93,7 @@ def make(function: Callable[..., Any] | None = None, /, *args: Any, **options: A
     return single_instance_task(*args, **options)(function)
 
 
-def running(task: Any, how: str) -> Callable[..., Any]:
+def running(task, how):
     """How to run a task and have its result."""
     return {
         "direct": task,
@@ -108,43 +104,35 @@ def running(task: Any, how: str) -> Callable[..., Any]:
 
 class TestKey:
     @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_by_default_it_is_the_full_name_of_the_task(
-        self, redislock: LockTestKit, how: str
-    ) -> None:
+    def test_by_default_it_is_the_full_name_of_the_task(self, redislock, how):
         task = make(name=f"lottery.tasks.{how}")
         assert running(task, how)() == f"lottery.tasks.{how}"
 
     @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_it_is_formatted_from_arguments_with_their_defaults(
-        self, redislock: LockTestKit, how: str
-    ) -> None:
-        def draw(draw_id: int, country: str = "nl") -> str:
-            return current_lease().name  # type: ignore[union-attr]
+    def test_it_is_formatted_from_arguments_with_their_defaults(self, redislock, how):
+        def draw(draw_id, country="nl"):
+            return current_lease().name
 
         task = make(draw, key="lottery:{country}:{draw_id}")
         assert running(task, how)(7) == "lottery:nl:7"
         assert running(task, how)(country="be", draw_id=8) == "lottery:be:8"
 
-    def test_it_may_name_what_arrives_in_kwargs_and_parts_of_an_argument(
-        self, redislock: LockTestKit
-    ) -> None:
-        def draw(place: dict[str, str], **extra: int) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+    def test_it_may_name_what_arrives_in_kwargs_and_parts_of_an_argument(self, redislock):
+        def draw(place, **extra):
+            return current_lease().name
 
         task = make(draw, key="{place[city]}:{year}")
         assert task.delay({"city": "Utrecht"}, year=2030).get() == "Utrecht:2030"
 
-    def test_a_function_with_a_default_is_given_what_arrives_in_kwargs(
-        self, redislock: LockTestKit
-    ) -> None:
-        def draw(city: str, **extra: str) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+    def test_a_function_with_a_default_is_given_what_arrives_in_kwargs(self, redislock):
+        def draw(city, **extra):
+            return current_lease().name
 
         task = make(draw, key=lambda city, year="2029", extra="": f"{city}:{year}{extra}")
         assert task.delay("Utrecht", year="2030", month="5").get() == "Utrecht:2030"
         assert task.delay("Utrecht").get() == task(city="Utrecht") == "Utrecht:2029"
 
-    def test_it_may_be_a_function_of_the_arguments(self, redislock: LockTestKit) -> None:
+    def test_it_may_be_a_function_of_the_arguments(self, redislock):
         task = make(key=lambda draw_id, **rest: f"lottery:{draw_id % 10}")
         assert task.delay(127, other=1).get() == "lottery:7"
 
@@ -161,10 +149,10 @@ class TestKey:
         ids=["by name", "in another order", "with a default", "by place", "the rest", "all"],
     )
     def test_a_function_is_given_them_with_their_defaults_however_the_task_is_called(
-        self, redislock: LockTestKit, key: Any
-    ) -> None:
-        def draw(draw_id: int, country: str = "nl", limit: int = 5) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+        self, redislock, key
+    ):
+        def draw(draw_id, country="nl", limit=5):
+            return current_lease().name
 
         task = make(draw, key=key)
         assert [task(7), task.delay(draw_id=7).get()] == ["nl:7"] * 2
@@ -181,11 +169,9 @@ class TestKey:
             (lambda *args, **rest: f"{args}:{rest}", "('ann', 7):{'year': '2030'}"),
         ],
     )
-    def test_a_function_is_given_the_rest_too_of_a_task_that_takes_any(
-        self, redislock: LockTestKit, key: Any, name: str
-    ) -> None:
-        def draw(user: str, draw_id: int = 7, **others: str) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+    def test_a_function_is_given_the_rest_too_of_a_task_that_takes_any(self, redislock, key, name):
+        def draw(user, draw_id=7, **others):
+            return current_lease().name
 
         task = make(draw, key=key)
         assert task("ann", year="2030") == task.delay(user="ann", year="2030").get() == name
@@ -200,29 +186,25 @@ class TestKey:
             (lambda number, *, year: "", lambda user, draw_id, *more, **others: None),
         ],
     )
-    def test_a_function_that_fails_at_every_call_is_refused_at_import(
-        self, key: Any, passes: Any
-    ) -> None:
+    def test_a_function_that_fails_at_every_call_is_refused_at_import(self, key, passes):
         with pytest.raises(InvalidLockName, match="can be given neither the arguments that"):
             make(passes, key=key)
 
     @pytest.mark.parametrize("key", ["lottery:{draw_id}", lambda draw_id: f"lottery:{draw_id}"])
-    def test_the_task_itself_is_no_argument(self, redislock: LockTestKit, key: Any) -> None:
-        def draw(self: Task, draw_id: int) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+    def test_the_task_itself_is_no_argument(self, redislock, key):
+        def draw(self, draw_id):
+            return current_lease().name
 
         assert make(draw, key=key, bind=True).delay(7).get() == "lottery:7"
 
-    def test_two_keys_are_two_locks(self, redislock: LockTestKit) -> None:
-        def draw(draw_id: int) -> Any:
+    def test_two_keys_are_two_locks(self, redislock):
+        def draw(draw_id):
             return draw_id if draw_id == 2 else task(2)
 
         task = make(draw, key="lottery:{draw_id}")
         assert task.delay(1).get() == 2
 
-    def test_one_that_looks_like_that_of_a_permit_is_refused_with_a_limit(
-        self, redislock: LockTestKit
-    ) -> None:
+    def test_one_that_looks_like_that_of_a_permit_is_refused_with_a_limit(self, redislock):
         task = make(lambda draw_id: draw_id, key="{draw_id}", limit=10)
         with pytest.raises(InvalidLockName, match="ends in # and a number"):
             task("lottery#1")
@@ -244,9 +226,7 @@ class TestKey:
         ids=str,
     )
     @pytest.mark.parametrize("key", ["lottery:{what}", lambda what: f"lottery:{what}"])
-    def test_it_is_the_same_however_an_argument_has_come(
-        self, redislock: LockTestKit, key: Any, value: Any
-    ) -> None:
+    def test_it_is_the_same_however_an_argument_has_come(self, redislock, key, value):
         if callable(key) and isinstance(value, list) and isinstance(value[0], datetime):
             pytest.skip("a function sees the zone itself")
         task = make(lambda what: None, key=key)
@@ -254,7 +234,7 @@ class TestKey:
         (delivered,) = loads(data, content_type, encoding, accept=["application/json"])
         assert task.lock_name((value,), {}) == task.lock_name((delivered,), {})
 
-    def test_what_is_equal_is_one_key(self, redislock: LockTestKit) -> None:
+    def test_what_is_equal_is_one_key(self, redislock):
         task = make(lambda what: None, key="lottery:{what}")
         for one, same in (({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"nl", "be"}, {"be", "nl"})):
             assert task.lock_name((one,), {}) == task.lock_name((same,), {})
@@ -262,25 +242,23 @@ class TestKey:
 
     @pytest.mark.parametrize("key", ["order:{order.pk}", lambda order: f"order:{order.pk}"])
     @pytest.mark.parametrize("optional", [False, True])
-    def test_a_model_of_pydantic_is_one_in_the_key_too(
-        self, redislock: LockTestKit, key: Any, optional: bool
-    ) -> None:
+    def test_a_model_of_pydantic_is_one_in_the_key_too(self, redislock, key, optional):
         pydantic = pytest.importorskip("pydantic")
         Order = pydantic.create_model("Order", pk=int)  # noqa: N806
 
-        def pay(order: Any) -> str:
+        def pay(order):
             assert order.pk == 7
-            return current_lease().name  # type: ignore[union-attr]
+            return current_lease().name
 
         pay.__annotations__["order"] = Order | None if optional else Order
         task = make(pay, key=key, pydantic=True)
         assert task(Order(pk=7)) == task({"pk": 7}) == "order:7"
         assert task.delay({"pk": 7}).get() == "order:7"
 
-    def test_a_validator_is_told_what_celery_tells_it(self, redislock: LockTestKit) -> None:
+    def test_a_validator_is_told_what_celery_tells_it(self, redislock):
         pydantic = pytest.importorskip("pydantic")
 
-        class Order(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        class Order(pydantic.BaseModel):
             pk: int
 
             @pydantic.field_validator("pk", mode="before")
@@ -289,8 +267,8 @@ class TestKey:
                 assert info.context["celery_app"].tasks[info.context["celery_task_name"]]
                 return info.context["first"] + pk
 
-        def pay(order: Any) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+        def pay(order):
+            return current_lease().name
 
         pay.__annotations__["order"] = Order
         how = {"pydantic": True, "pydantic_context": {"first": 1000}}
@@ -306,22 +284,22 @@ class TestKey:
         ["{self.name}:{draw_id}", lambda self, draw_id: "", lambda self: f"{self.name}"],
         ids=["format", "function of both", "function"],
     )
-    def test_the_task_in_it_is_refused_at_import(self, key: Any) -> None:
-        def draw(self: Task, draw_id: int) -> None: ...
+    def test_the_task_in_it_is_refused_at_import(self, key):
+        def draw(self, draw_id): ...
 
         with pytest.raises(InvalidLockName, match="'self', which is the task itself"):
             make(draw, key=key, bind=True)
 
-    def test_an_address_in_memory_is_no_key(self, redislock: LockTestKit) -> None:
-        def draw(what: object) -> None: ...
+    def test_an_address_in_memory_is_no_key(self, redislock):
+        def draw(what): ...
 
         with pytest.raises(InvalidLockName, match="differs from process to process"):
             make(draw, key="lottery:{what}")(object())
 
 
 class TestLease:
-    def test_it_is_there_within_the_body_and_nowhere_else(self, redislock: LockTestKit) -> None:
-        def draw(self: Any) -> tuple[bool, bool]:
+    def test_it_is_there_within_the_body_and_nowhere_else(self, redislock):
+        def draw(self):
             lease = current_lease()
             return lease is self.lease, lease is not None and lease.held
 
@@ -330,20 +308,18 @@ class TestLease:
         assert current_lease() is None
         assert task.lease is None
 
-    def test_its_owner_is_the_run(self, redislock: LockTestKit) -> None:
-        task = make(lambda: current_lease().owner)  # type: ignore[union-attr]
+    def test_its_owner_is_the_run(self, redislock):
+        task = make(lambda: current_lease().owner)
         owner = task.apply(task_id="the-id").get()
         assert (owner.task, owner.task_id) == (task.name, "the-id")
         assert task().task_id == ""
 
     @pytest.mark.parametrize("ttl", [7, 7.0, timedelta(seconds=7)])
-    def test_the_ttl_may_stand_first(self, redislock: LockTestKit, ttl: Any) -> None:
-        task = make(lambda: current_lease().ttl, ttl)  # type: ignore[union-attr]
+    def test_the_ttl_may_stand_first(self, redislock, ttl):
+        task = make(lambda: current_lease().ttl, ttl)
         assert task.delay().get() == 7.0
 
-    def test_the_lock_is_free_after_a_success_and_after_a_failure(
-        self, redislock: LockTestKit
-    ) -> None:
+    def test_the_lock_is_free_after_a_success_and_after_a_failure(self, redislock):
         task = make(lambda divisor: 1 / divisor, key="division")
         task.delay(1).get()
         redislock.assert_not_locked("division")
@@ -355,7 +331,7 @@ class TestLease:
 class TestConflict:
     @pytest.mark.proves("P7")
     @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_a_skipped_run_returns_a_marked_value(self, redislock: LockTestKit, how: str) -> None:
+    def test_a_skipped_run_returns_a_marked_value(self, redislock, how):
         task = make(key="lottery")
         with redislock.simulate_held_by_other("lottery"):
             result = running(task, how)()
@@ -365,12 +341,10 @@ class TestConflict:
             "holder": "another-host:1 simulated",
         }
 
-    def test_a_skip_is_logged_and_signalled(
-        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        seen: list[dict[str, Any]] = []
+    def test_a_skip_is_logged_and_signalled(self, redislock, caplog):
+        seen = []
 
-        def receiver(**what: Any) -> None:
+        def receiver(**what):
             seen.append(what)
 
         signals.task_skipped.connect(receiver)
@@ -397,16 +371,14 @@ class TestConflict:
             (SoftTimeLimitExceeded(), "failure"),
         ],
     )
-    def test_how_a_run_ended_is_told(
-        self, redislock: LockTestKit, raising: Exception | None, outcome: str
-    ) -> None:
-        def body(number: int) -> None:
+    def test_how_a_run_ended_is_told(self, redislock, raising, outcome):
+        def body(number):
             if raising:
                 raise raising
 
-        told: list[dict[str, Any]] = []
+        told = []
 
-        def hear(**news: Any) -> None:
+        def hear(**news):
             told.append(news)
 
         task = make(body, key="lottery:{number}")
@@ -422,10 +394,8 @@ class TestConflict:
         assert (news["task_id"], news["outcome"]) == ("the-id", outcome)
 
     @pytest.mark.parametrize("key", [None, lambda number: f"of {number}"])
-    def test_the_template_of_a_lock_that_no_format_names_is_the_task(
-        self, redislock: LockTestKit, key: Any
-    ) -> None:
-        def body(number: int) -> str:
+    def test_the_template_of_a_lock_that_no_format_names_is_the_task(self, redislock, key):
+        def body(number):
             lease = current_lease()
             assert lease is not None
             return lease.template
@@ -434,7 +404,7 @@ class TestConflict:
         assert task(7) == task.name
 
     @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_raise_raises_lock_timeout(self, redislock: LockTestKit, how: str) -> None:
+    def test_raise_raises_lock_timeout(self, redislock, how):
         task = make(key="lottery", on_conflict="raise")
         with (
             redislock.simulate_held_by_other("lottery"),
@@ -443,23 +413,21 @@ class TestConflict:
             running(task, how)()
         assert raised.value.name == "lottery"
 
-    def test_autoretry_may_act_on_it(self, redislock: LockTestKit) -> None:
+    def test_autoretry_may_act_on_it(self, redislock):
         task = make(
             key="lottery",
             on_conflict="raise",
             autoretry_for=(LockTimeout,),
             retry_kwargs={"max_retries": 2, "countdown": 0},
         )
-        tries: list[object] = []
+        tries = []
         signals.lock_timed_out.connect(receiver := lambda **_: tries.append(1), weak=False)
         with redislock.simulate_held_by_other("lottery"), pytest.raises(LockTimeout):
             task.delay().get()
         signals.lock_timed_out.disconnect(receiver)
         assert len(tries) == 3
 
-    def test_an_item_whose_wait_has_run_out_says_why_it_did_not_come_back(
-        self, redislock: LockTestKit
-    ) -> None:
+    def test_an_item_whose_wait_has_run_out_says_why_it_did_not_come_back(self, redislock):
         task = make(key="lottery", on_conflict="retry", conflict_deadline=0.05)
         with redislock.simulate_held_by_other("lottery"):
             (skipped,) = task.map([1]).apply().get()
@@ -468,26 +436,22 @@ class TestConflict:
         assert skipped["reason"] == "an item of celery.map cannot go back to the broker"
         assert "reason" not in directly
 
-    def test_a_task_that_calls_itself_is_told_so_if_it_would_wait(
-        self, redislock: LockTestKit
-    ) -> None:
-        def draw() -> None:
+    def test_a_task_that_calls_itself_is_told_so_if_it_would_wait(self, redislock):
+        def draw():
             task()
 
         task = make(draw, on_conflict="wait", wait=60)
         with pytest.raises(LockMisuse, match="holds it already"):
             task.delay().get()
 
-    def test_a_task_that_calls_itself_is_skipped_as_any_other(self, redislock: LockTestKit) -> None:
-        def draw() -> Any:
+    def test_a_task_that_calls_itself_is_skipped_as_any_other(self, redislock):
+        def draw():
             return task()
 
         task = make(draw)
         assert task.delay().get()["skipped"] == "busy"
 
-    def test_the_log_shows_no_id_of_a_direct_call_that_is_skipped(
-        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_the_log_shows_no_id_of_a_direct_call_that_is_skipped(self, redislock, caplog):
         task = make(key="lottery")
         with redislock.simulate_held_by_other("lottery"):
             task()
@@ -496,7 +460,7 @@ class TestConflict:
         assert logged[0].startswith(f"Skipped {task.name}: lock 'lottery' is busy")
         assert logged[1].startswith(f"Skipped {task.name}[{sent.id}]: lock 'lottery' is busy")
 
-    def test_a_lock_of_the_same_name_excludes_the_task(self, redislock: LockTestKit) -> None:
+    def test_a_lock_of_the_same_name_excludes_the_task(self, redislock):
         task = make(key="lottery")
         with redislock.simulate_held_by_other("lottery"):
             assert task.delay().get()["skipped"] == "busy"
@@ -507,10 +471,10 @@ class TestConflict:
 class TestLoss:
     """The lease is lost while the body runs."""
 
-    def test_the_task_fails_at_the_end_of_its_body(self, redislock: LockTestKit) -> None:
-        ended: list[bool] = []
+    def test_the_task_fails_at_the_end_of_its_body(self, redislock):
+        ended = []
 
-        def draw() -> None:
+        def draw():
             redislock.simulate_lost("lottery")
             ended.append(current_lease() is not None)
 
@@ -519,12 +483,10 @@ class TestLoss:
         assert ended == [True]
 
     @pytest.mark.parametrize("look", ["current_lease", "self.lease", "ensure_held"])
-    def test_with_abort_on_lost_the_body_ends_at_its_next_look(
-        self, redislock: LockTestKit, look: str
-    ) -> None:
-        ended: list[bool] = []
+    def test_with_abort_on_lost_the_body_ends_at_its_next_look(self, redislock, look):
+        ended = []
 
-        def draw(self: Any) -> None:
+        def draw(self):
             lease = self.lease
             redislock.simulate_lost("lottery", "taken")
             {
@@ -542,7 +504,7 @@ class TestLoss:
 class TestRecords:
     """What became of the runs under each lock."""
 
-    def test_the_last_success_failure_and_skip_are_kept(self, redislock: LockTestKit) -> None:
+    def test_the_last_success_failure_and_skip_are_kept(self, redislock):
         task = make(lambda divisor: 1 / divisor, key="division")
         task.apply((1,), task_id="success").get()
         with pytest.raises(ZeroDivisionError):
@@ -557,7 +519,7 @@ class TestRecords:
         assert record.last_skip is not None
         assert (record.last_skip.why, record.last_skip.lasted) == ("busy", None)
 
-    def test_a_success_ends_the_count_of_skips(self, redislock: LockTestKit) -> None:
+    def test_a_success_ends_the_count_of_skips(self, redislock):
         task = make(key="lottery")
         with redislock.simulate_held_by_other("lottery"):
             task.delay()
@@ -566,21 +528,21 @@ class TestRecords:
         assert record is not None
         assert record.skips == 0
 
-    def test_a_lock_of_no_task_has_no_record(self, redislock: LockTestKit) -> None:
+    def test_a_lock_of_no_task_has_no_record(self, redislock):
         with distributed_lock("lottery"):
             pass
         assert held.record("lottery") is None
         assert held.records() == []
 
 
-async def draw_nothing() -> None: ...
+async def draw_nothing(): ...
 
 
-async def draw_one_by_one() -> Any:
+async def draw_one_by_one():
     yield 1
 
 
-def draw_in_turn() -> Any:
+def draw_in_turn():
     yield 1
 
 
@@ -597,10 +559,8 @@ class TestUnstarted:
         ids=["coroutine", "generator", "async generator"],
     )
     @pytest.mark.parametrize("how", ["direct", "eager"])
-    def test_it_is_no_success(
-        self, redislock: LockTestKit, make_result: Any, what: str, how: str
-    ) -> None:
-        def draw() -> Any:
+    def test_it_is_no_success(self, redislock, make_result, what, how):
+        def draw():
             return make_result()
 
         task = make(draw, key="lottery", once=3600, name="draw")
@@ -613,8 +573,8 @@ class TestUnstarted:
         assert record.last_failure is not None
 
     @pytest.mark.django_db(transaction=True)
-    def test_what_it_has_written_is_rolled_back(self, redislock: LockTestKit) -> None:
-        def draw() -> Any:
+    def test_what_it_has_written_is_rolled_back(self, redislock):
+        def draw():
             Group.objects.create(name="drawn")
             return draw_nothing()
 
@@ -624,13 +584,13 @@ class TestUnstarted:
 
 
 class TestAfterASuccess:
-    def test_min_hold_keeps_the_lock(self, redislock: LockTestKit) -> None:
+    def test_min_hold_keeps_the_lock(self, redislock):
         task = make(key="lottery", min_hold=60)
         assert task.delay().get() == "lottery"
         assert task.delay().get()["skipped"] == "cooling"
         redislock.assert_locked("lottery")
 
-    def test_once_makes_the_name_done(self, redislock: LockTestKit) -> None:
+    def test_once_makes_the_name_done(self, redislock):
         task = make(key="lottery", once=timedelta(days=7))
         assert task.delay().get() == "lottery"
         assert task.delay().get()["skipped"] == "done"
@@ -648,13 +608,8 @@ class TestAfterASuccess:
         ids=["cooling", "wait", "retry", "limit", "done"],
     )
     def test_a_skip_after_it_says_whose_it_was_and_when_and_alarms_nobody(
-        self,
-        redislock: LockTestKit,
-        caplog: pytest.LogCaptureFixture,
-        options: dict[str, Any],
-        skipped: str,
-        says: str,
-    ) -> None:
+        self, redislock, caplog, options, skipped, says
+    ):
         caplog.set_level(logging.INFO, "django_redislock.celery")
         task = make(key="lottery", **options)
         first = [task.delay() for _ in range(options.get("limit", 1))]
@@ -673,7 +628,7 @@ class TestAfterASuccess:
         assert record.last_skip is not None
         assert (record.last_skip.why, record.skips) == (skipped, 1)
 
-    def test_a_function_is_told_whether_anybody_holds_it(self, redislock: LockTestKit) -> None:
+    def test_a_function_is_told_whether_anybody_holds_it(self, redislock):
         task = make(
             key="lottery", min_hold=60, on_conflict=lambda found: (found.cooling, found.holder)
         )
@@ -684,12 +639,10 @@ class TestAfterASuccess:
         assert (cooling, holder.rpartition(" ")[2]) == (True, "first")
 
     @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
-    def test_a_failure_leaves_it_free(
-        self, redislock: LockTestKit, options: dict[str, Any]
-    ) -> None:
+    def test_a_failure_leaves_it_free(self, redislock, options):
         results = iter([ValueError("first"), "second"])
 
-        def draw() -> str:
+        def draw():
             result = next(results)
             if isinstance(result, Exception):
                 raise result
@@ -702,9 +655,9 @@ class TestAfterASuccess:
 
     @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
     def test_a_run_that_published_its_retry_is_no_success_although_it_ends_well(
-        self, redislock: LockTestKit, options: dict[str, Any]
-    ) -> None:
-        def draw(self: Task, *, again: bool) -> str:
+        self, redislock, options
+    ):
+        def draw(self, *, again):
             if again:
                 self.retry(throw=False)
             return "drawn" if not again else "asked again"
@@ -715,8 +668,8 @@ class TestAfterASuccess:
         assert task.delay(again=False).get() == "drawn"
         assert task.delay(again=False).get()["skipped"]
 
-    def test_a_retry_that_cannot_be_published_changes_nothing(self, redislock: LockTestKit) -> None:
-        def draw(self: Task) -> None:
+    def test_a_retry_that_cannot_be_published_changes_nothing(self, redislock):
+        def draw(self):
             with suppress(Retry):
                 self.retry()
 
@@ -724,8 +677,8 @@ class TestAfterASuccess:
         task()  # Called directly, so there is no message to publish again.
         redislock.assert_locked("lottery")
 
-    def test_a_retry_is_no_success(self, redislock: LockTestKit) -> None:
-        def draw(self: Task) -> int:
+    def test_a_retry_is_no_success(self, redislock):
+        def draw(self):
             if self.request.retries < 2:
                 raise self.retry(countdown=0)
             return self.request.retries
@@ -736,28 +689,28 @@ class TestAfterASuccess:
 
 
 class TestComposition:
-    def test_options_of_celery_pass_through(self, redislock: LockTestKit) -> None:
+    def test_options_of_celery_pass_through(self, redislock):
         task = make(rate_limit="3/m", acks_late=True, max_retries=7, time_limit=60)
         assert (task.rate_limit, task.acks_late, task.max_retries) == ("3/m", True, 7)
 
-    def test_arguments_are_checked_before_a_task_is_published(self, app: Celery) -> None:
+    def test_arguments_are_checked_before_a_task_is_published(self, app):
         app.conf.task_always_eager = False
 
-        def draw(self: Task, draw_id: int) -> None: ...
+        def draw(self, draw_id): ...
 
         with pytest.raises(TypeError, match="draw_id"):
             make(draw, bind=True).delay()
 
-    def test_retry_within_the_body_runs_again(self, redislock: LockTestKit) -> None:
-        def draw(self: Task) -> int:
+    def test_retry_within_the_body_runs_again(self, redislock):
+        def draw(self):
             if self.request.retries < 2:
                 raise self.retry(countdown=0)
             return self.request.retries
 
         assert make(draw, bind=True).delay().get() == 2
 
-    def test_a_decorator_below_may_run_a_coroutine_function(self, redislock: LockTestKit) -> None:
-        def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
+    def test_a_decorator_below_may_run_a_coroutine_function(self, redislock):
+        def synchronous(function):
             @functools.wraps(function)
             def run(*args: Any, **kwargs: Any) -> Any:
                 return asyncio.run(function(*args, **kwargs))
@@ -772,17 +725,15 @@ class TestComposition:
         assert make(draw, key="lottery:{country}").delay("nl").get() == "lottery:nl"
 
     @pytest.mark.parametrize("key", ["lottery:{country}", lambda country: f"lottery:{country}"])
-    def test_a_decorator_below_may_give_the_function_more_arguments(
-        self, redislock: LockTestKit, app: Celery, key: Any
-    ) -> None:
-        def with_database(function: Callable[..., Any]) -> Callable[..., Any]:
+    def test_a_decorator_below_may_give_the_function_more_arguments(self, redislock, app, key):
+        def with_database(function):
             @functools.wraps(function)
             def run(*args: Any, **kwargs: Any) -> Any:
                 return function("database", *args, **kwargs)
 
             signature = inspect.signature(function)
             passed = list(signature.parameters.values())[1:]
-            run.__signature__ = signature.replace(parameters=passed)  # type: ignore[attr-defined]
+            run.__signature__ = signature.replace(parameters=passed)
             return run
 
         @with_database
@@ -798,42 +749,40 @@ class TestComposition:
             task.apply_async(())
 
     @pytest.mark.parametrize("name", ["task", "self", "args", "kwargs", "body", "function"])
-    def test_an_argument_may_have_any_name(self, redislock: LockTestKit, name: str) -> None:
-        scope: dict[str, Any] = {}
+    def test_an_argument_may_have_any_name(self, redislock, name):
+        scope = {}
         exec(f"def draw({name}): return {name}", scope)
         task = make(scope["draw"], key=f"lottery:{{{name}}}")
         assert task.apply(kwargs={name: 7}).get() == 7
         assert task.apply_async(kwargs={name: 7}).get() == 7
         assert task.run(**{name: 7}) == 7
 
-    def test_a_base_class_is_combined_with_ours(self, redislock: LockTestKit) -> None:
+    def test_a_base_class_is_combined_with_ours(self, redislock):
         class Greeting(Task):
             greeting = "hello"
 
-            def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            def before_start(self, task_id, args, kwargs):
                 greeted.append(self.greeting)
 
-        greeted: list[str] = []
+        greeted = []
         task = make(base=Greeting, key="lottery", greeting="hi")
         assert task.delay().get() == "lottery"
         assert greeted == ["hi"]
         assert isinstance(task, Greeting)
         assert isinstance(task, SingleInstanceTask)
 
-    def test_a_base_class_may_take_the_options_of_a_call_by_name_only(
-        self, redislock: LockTestKit
-    ) -> None:
+    def test_a_base_class_may_take_the_options_of_a_call_by_name_only(self, redislock):
         class Counting(Task):
-            def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            def apply_async(self, args=None, kwargs=None, **options):
                 counted.append(options["task_id"])
                 return super().apply_async(args, kwargs, **options)
 
-        counted: list[str] = []
+        counted = []
         task = make(base=Counting, key="lottery")
         assert task.apply_async(task_id="id-1").get() == "lottery"
         assert counted == ["id-1"]
 
-    def test_so_is_the_class_that_an_app_has_for_its_tasks(self, redislock: LockTestKit) -> None:
+    def test_so_is_the_class_that_an_app_has_for_its_tasks(self, redislock):
         class Tenant(Task):
             tenant = "first"
 
@@ -843,28 +792,23 @@ class TestComposition:
             assert not hasattr(task, "tenant")
 
     def test_delay_on_commit_works_in_a_django_project(
-        self,
-        redislock: LockTestKit,
-        db: None,
-        django_capture_on_commit_callbacks: Callable[..., Any],
-    ) -> None:
-        ran: list[int] = []
+        self, redislock, db, django_capture_on_commit_callbacks
+    ):
+        ran = []
         task = make(lambda: ran.append(1))
         with django_capture_on_commit_callbacks(execute=True):
             task.delay_on_commit()
             assert ran == []
         assert ran == [1]
 
-    def test_app_task_takes_our_class(self, redislock: LockTestKit, app: Celery) -> None:
+    def test_app_task_takes_our_class(self, redislock, app):
         @app.task(base=SingleInstanceTask, single_instance={"key": "lottery:{draw_id}"})
         def draw(draw_id: int) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+            return current_lease().name
 
         assert draw.delay(3).get() == "lottery:3"
 
-    def test_an_app_may_have_our_class_for_all_its_tasks_but_those_of_celery(
-        self, redislock: LockTestKit
-    ) -> None:
+    def test_an_app_may_have_our_class_for_all_its_tasks_but_those_of_celery(self, redislock):
         # Without a key: shared tasks of other tests become tasks of this app, too.
         class OfApp(SingleInstanceTask):
             single_instance = {"unique_queued": True}
@@ -874,7 +818,7 @@ class TestComposition:
 
             @other.task(name="bill")
             def bill(account: int) -> str:
-                return current_lease().name  # type: ignore[union-attr]
+                return current_lease().name
 
             with distributed_lock("celery.map"), distributed_lock("celery.chunks"):
                 assert bill.map([1, 2]).delay().get() == ["bill", "bill"]
@@ -882,28 +826,26 @@ class TestComposition:
             assert own
             assert {one.single_instance_options for one in own} == {SingleInstance()}
 
-    def test_a_task_may_be_a_class(self, redislock: LockTestKit, app: Celery) -> None:
+    def test_a_task_may_be_a_class(self, redislock, app):
         class Draw(SingleInstanceTask):
             name = "draw"
             single_instance = {"key": "lottery:{draw_id}"}
 
-            def run(self, draw_id: int) -> str:
-                return self.lease.name  # type: ignore[union-attr]
+            def run(self, draw_id):
+                return self.lease.name
 
         class Redraw(Draw):
             name = "redraw"
 
-            def run(self, draw_id: int) -> str:
+            def run(self, draw_id):
                 return super().run(draw_id) + ", again"
 
         assert app.register_task(Draw()).delay(3).get() == "lottery:3"
         assert app.register_task(Redraw()).delay(3).get() == "lottery:3, again"
 
-    def test_a_body_that_is_inherited_is_locked_too(
-        self, redislock: LockTestKit, app: Celery
-    ) -> None:
+    def test_a_body_that_is_inherited_is_locked_too(self, redislock, app):
         class Body:
-            def run(self, draw_id: int) -> str:
+            def run(self, draw_id):
                 lease = current_lease()
                 return lease.name if lease else "not locked"
 
@@ -913,15 +855,13 @@ class TestComposition:
 
         assert app.register_task(Draw()).delay(3).get() == "lottery:3"
 
-    def test_a_subclass_may_change_the_options_alone(
-        self, redislock: LockTestKit, app: Celery
-    ) -> None:
+    def test_a_subclass_may_change_the_options_alone(self, redislock, app):
         class Draw(SingleInstanceTask):
             name = "draw"
             single_instance = {"key": "lottery:{draw_id}"}
 
-            def run(self, draw_id: int) -> str:
-                return self.lease.name  # type: ignore[union-attr]
+            def run(self, draw_id):
+                return self.lease.name
 
         class Bingo(Draw):
             name = "bingo"
@@ -935,9 +875,9 @@ class TestComposition:
 
     @pytest.mark.parametrize("of_ours", [True, False])
     def test_options_of_the_base_count_and_those_of_the_decorator_win_one_by_one(
-        self, redislock: LockTestKit, app: Celery, of_ours: bool
-    ) -> None:
-        class Billing(SingleInstanceTask if of_ours else Task):  # type: ignore[misc]
+        self, redislock, app, of_ours
+    ):
+        class Billing(SingleInstanceTask if of_ours else Task):
             abstract = True
             single_instance = {"key": "account:{account}", "on_conflict": "wait", "wait": 5}
 
@@ -945,8 +885,8 @@ class TestComposition:
             abstract = True
             single_instance = {"ttl": 60}
 
-        def bill(account: int) -> str:
-            return current_lease().name  # type: ignore[union-attr]
+        def bill(account):
+            return current_lease().name
 
         task = make(bill, base=Slow, min_hold=7)
         assert task.delay(3).get() == "account:3"
@@ -960,17 +900,17 @@ class TestComposition:
         with pytest.raises(InvalidLockName, match="'account', which"):
             make(lambda order: None, base=Slow)
 
-    def test_run_called_in_the_body_is_a_run_of_its_own(self, redislock: LockTestKit) -> None:
-        def draw(self: Task, draw_id: int) -> list[str]:
-            return [current_lease().name, *(self.run(2) if draw_id == 1 else [])]  # type: ignore[union-attr]
+    def test_run_called_in_the_body_is_a_run_of_its_own(self, redislock):
+        def draw(self, draw_id):
+            return [current_lease().name, *(self.run(2) if draw_id == 1 else [])]
 
         task = make(draw, key="lottery:{draw_id}", bind=True)
         assert task.delay(1).get() == ["lottery:1", "lottery:2"]
 
     @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
     def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
-        self, redislock: LockTestKit, app: Celery, autoretry_for: Any
-    ) -> None:
+        self, redislock, app, autoretry_for
+    ):
         app.conf.update(
             task_always_eager=False,
             broker_url="redis://127.0.0.1:1/0",
@@ -986,9 +926,7 @@ class TestComposition:
         assert rejected.value.requeue
 
     @pytest.mark.parametrize("above", ["shared_task", "app.task"])
-    def test_a_task_decorator_above_ours_changes_nothing(
-        self, redislock: LockTestKit, app: Celery, above: str
-    ) -> None:
+    def test_a_task_decorator_above_ours_changes_nothing(self, redislock, app, above):
         decorator = shared_task if above == "shared_task" else app.task
         task = make(key="lottery")
         with warnings.catch_warnings():
@@ -1001,18 +939,18 @@ class TestComposition:
             assert outer.delay().get()["skipped"] == "busy"
 
 
-def draw(draw_id: int) -> None:
+def draw(draw_id):
     """A function to decorate."""
 
 
-async def draw_async() -> None:
+async def draw_async():
     """Celery cannot run this one."""
 
 
 class AsyncDraw:
     """Nor its objects."""
 
-    async def __call__(self) -> None:
+    async def __call__(self):
         """Draw."""
 
 
@@ -1070,17 +1008,17 @@ class TestRefusedAtImport:
             ({"key": "gpu#2", "limit": 2}, InvalidLockName, "ends in # and a number"),
         ],
     )
-    def test_an_option(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    def test_an_option(self, options, error, message):
         with pytest.raises(error, match=message):
             single_instance_task(**options)(draw)
 
-    def test_but_not_a_deadline_of_runs_that_come_back_as_they_stand_for_others(self) -> None:
+    def test_but_not_a_deadline_of_runs_that_come_back_as_they_stand_for_others(self):
         waits = {"on_conflict": "wait", "wait": 5, "unique_queued": True, "conflict_deadline": 60}
         assert SingleInstance.parse(waits).conflict_deadline == 60
         with pytest.raises(ValueError, match="with unique_queued: no other run comes back"):
             SingleInstance.parse({**waits, "unique_queued": False})
 
-    def test_an_attribute_that_looks_like_an_option(self, app: Celery) -> None:
+    def test_an_attribute_that_looks_like_an_option(self, app):
         @app.task(base=SingleInstanceTask, key="lottery:{draw_id}", once=60, lazy=True)
         def draw(draw_id: int) -> None: ...
 
@@ -1089,36 +1027,36 @@ class TestRefusedAtImport:
         line = 'Write single_instance={"key": \'lottery:{draw_id}\', "once": 60}.'
         assert line in str(raised.value)
 
-    def test_or_one_of_a_class(self) -> None:
+    def test_or_one_of_a_class(self):
         with pytest.raises(TypeError, match="'ttl' of the task Base would have no effect"):
 
             class Base(SingleInstanceTask):
                 abstract = True
                 ttl = 60
 
-                def limit(self) -> int:
+                def limit(self):
                     """A method of its own is none."""
                     return 3
 
-    def test_single_instance_that_is_no_dictionary(self) -> None:
+    def test_single_instance_that_is_no_dictionary(self):
         with pytest.raises(TypeError, match="of Base must be a dictionary of options"):
 
             class Base(SingleInstanceTask):
-                single_instance = "lottery:{draw_id}"  # type: ignore[assignment]
+                single_instance = "lottery:{draw_id}"
 
-                def run(self, draw_id: int) -> None: ...
+                def run(self, draw_id): ...
 
-    def test_none_is_as_if_an_option_was_not_given(self) -> None:
+    def test_none_is_as_if_an_option_was_not_given(self):
         nothing = dict.fromkeys(OPTIONS)
         assert SingleInstance.parse(nothing) == SingleInstance()
 
-    def test_the_ttl_given_twice(self) -> None:
+    def test_the_ttl_given_twice(self):
         with pytest.raises(TypeError, match="ttl twice"):
             single_instance_task(30, ttl=30)
 
-    def test_a_name_by_position(self) -> None:
+    def test_a_name_by_position(self):
         with pytest.raises(TypeError, match="Write key='lottery' if that is the name of the lock"):
-            single_instance_task("lottery")  # type: ignore[call-overload]
+            single_instance_task("lottery")
 
     @pytest.mark.parametrize("bare", [True, False])
     @pytest.mark.parametrize(
@@ -1126,19 +1064,19 @@ class TestRefusedAtImport:
         [SingleInstance, staticmethod(draw), classmethod(draw), property(draw)],
         ids=["class", "staticmethod", "classmethod", "property"],
     )
-    def test_what_a_worker_cannot_call(self, made: Any, bare: bool) -> None:
+    def test_what_a_worker_cannot_call(self, made, bare):
         with pytest.raises(TypeError, match="makes a task of a function, not of"):
             single_instance_task(made) if bare else single_instance_task(ttl=30)(made)
 
     @pytest.mark.parametrize("options", [{}, {"ttl": 30, "acks_late": True}])
-    def test_the_wrong_order_of_decorators(self, app: Celery, options: dict[str, Any]) -> None:
+    def test_the_wrong_order_of_decorators(self, app, options):
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         for task in (shared_task(draw), app.task(draw), make()):
             with pytest.raises(TypeError, match="in the place of @shared_task") as raised:
                 single_instance_task(**options)(task)
             assert f"\n    @single_instance_task({given})\n    def " in str(raised.value)
 
-    def test_a_coroutine_function(self) -> None:
+    def test_a_coroutine_function(self):
         with pytest.raises(TypeError, match=r"draw_async\(\) cannot be a task"):
             single_instance_task(draw_async)
 
@@ -1156,20 +1094,20 @@ class TestRefusedAtImport:
             *("partial of a coroutine function", "object"),
         ],
     )
-    def test_a_function_of_which_nothing_would_run(self, function: Any) -> None:
+    def test_a_function_of_which_nothing_would_run(self, function):
         with pytest.raises(TypeError, match=r"\(\) cannot be a task"):
             single_instance_task(function)
 
-    def test_a_class_whose_body_is_one(self) -> None:
+    def test_a_class_whose_body_is_one(self):
         with pytest.raises(TypeError, match=r"run\(\) cannot be a task"):
 
             class Draw(SingleInstanceTask):
-                async def run(self) -> None: ...
+                async def run(self): ...
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # Without a cache it takes a minute of processor time.
-def test_to_a_type_checker_it_is_a_task(tmp_path: Path) -> None:
+def test_to_a_type_checker_it_is_a_task(tmp_path):
     pytest.importorskip("mypy_django_plugin")  # django-stubs, and with it mypy.
     program = tmp_path / "program.py"
     program.write_text("""
@@ -1191,7 +1129,7 @@ single_instance_task(limit="3")  # type: ignore[call-overload]
     python("-m", "mypy", "--strict", str(program), timeout=580)
 
 
-def count_calls_of_a_run() -> None:
+def count_calls_of_a_run():
     task, runs = make(lambda: None), []
     for _ in range(10):
         with counted_calls() as calls:
@@ -1200,7 +1138,7 @@ def count_calls_of_a_run() -> None:
     say(min(runs, key=len))
 
 
-def test_a_run_is_a_short_one(locks: Locks, spawn: Spawn) -> None:
+def test_a_run_is_a_short_one(locks, spawn):
     """In a process of its own: what other tests have left behind makes the way longer."""
     shortest = spawn(count_calls_of_a_run).read()
     assert len(shortest) <= MOST_CALLS, shortest
@@ -1209,8 +1147,8 @@ def test_a_run_is_a_short_one(locks: Locks, spawn: Spawn) -> None:
 # --- a lease that the caller hands over -----------------------------------------------------------
 
 
-def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks: Locks) -> None:
-    def body(order: int) -> int:
+def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks):
+    def body(order):
         lease = current_lease()
         assert lease is not None
         lease.ensure_held(verify=True)
@@ -1230,7 +1168,7 @@ def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks: Loc
 
 
 @pytest.mark.parametrize("how", ["apply", "group", "chain", "chord"])
-def test_a_signature_takes_a_baton_in_eager_mode_too(locks: Locks, how: str) -> None:
+def test_a_signature_takes_a_baton_in_eager_mode_too(locks, how):
     task = make(lambda order: order, key="order:{order}", on_conflict="raise")
     after = make(lambda found: found, key="after")
     with distributed_lock("order:7", wait=0) as lease:
@@ -1247,7 +1185,7 @@ def test_a_signature_takes_a_baton_in_eager_mode_too(locks: Locks, how: str) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_lease_that_is_handed_to_a_run_which_is_done_ends_at_once(locks: Locks) -> None:
+def test_a_lease_that_is_handed_to_a_run_which_is_done_ends_at_once(locks):
     task = make(lambda order: "did", key="order:{order}", atomic=True, once="database")
     assert task.delay(7).get() == "did"
     with distributed_lock("order:7", wait=0) as lease:
@@ -1256,16 +1194,14 @@ def test_a_lease_that_is_handed_to_a_run_which_is_done_ends_at_once(locks: Locks
     assert not distributed_lock("order:7").locked()
 
 
-def test_the_id_of_a_call_may_be_a_uuid(locks: Locks) -> None:
+def test_the_id_of_a_call_may_be_a_uuid(locks):
     id_ = UUID(int=7)
     task = make(lambda: current_activity.get().task_id)
     assert task.apply_async(task_id=id_).get() == task.apply(task_id=id_).get() == str(id_)
 
 
-def test_a_run_goes_on_with_the_permit_of_its_caller_if_both_have_the_same_limit(
-    locks: Locks,
-) -> None:
-    def permit() -> int | None:
+def test_a_run_goes_on_with_the_permit_of_its_caller_if_both_have_the_same_limit(locks):
+    def permit():
         lease = current_lease()
         return lease and lease.permit
 
@@ -1276,7 +1212,7 @@ def test_a_run_goes_on_with_the_permit_of_its_caller_if_both_have_the_same_limit
         assert make(permit, key="gpu", limit=2).delay(baton=baton).get() == 2
 
 
-def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks: Locks) -> None:
+def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks):
     with distributed_lock("order:8") as lease:
         baton = lease.hand_over()
     with pytest.raises(LockMisuse, match="the baton is of lock 'order:8'"):
@@ -1288,17 +1224,15 @@ def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks: Locks) -> 
 
 
 @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-def test_a_call_of_the_class_given_as_base_is_around_the_lock_of_a_skipped_run_too(
-    redislock: LockTestKit, how: str
-) -> None:
+def test_a_call_of_the_class_given_as_base_is_around_the_lock_of_a_skipped_run_too(redislock, how):
     class Counting(Task):
         abstract = True
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self, *args, **kwargs):
             calls.append(current_lease())
             return super().__call__(*args, **kwargs)
 
-    calls: list[Any] = []
+    calls = []
     task = make(lambda: "did", key="order:7", base=Counting)
     assert running(task, how)() == "did"
     with redislock.simulate_held_by_other("order:7"):
@@ -1307,7 +1241,7 @@ def test_a_call_of_the_class_given_as_base_is_around_the_lock_of_a_skipped_run_t
 
 
 @pytest.mark.parametrize("how", ["delay", "apply"])
-def test_a_task_may_have_an_argument_of_that_name(locks: Locks, how: str) -> None:
+def test_a_task_may_have_an_argument_of_that_name(locks, how):
     takes_any = make(lambda **any_: any_, key="race:{baton}")
     for task, expected in ((make(lambda baton: baton), "tin"), (takes_any, {"baton": "tin"})):
         sent = task.delay(baton="tin") if how == "delay" else task.apply((), {"baton": "tin"})
@@ -1315,7 +1249,7 @@ def test_a_task_may_have_an_argument_of_that_name(locks: Locks, how: str) -> Non
     assert make(lambda **any_: any_).delay(baton=7, of=8).get() == {"baton": 7, "of": 8}
 
 
-def test_a_task_that_takes_any_argument_takes_a_baton_too(locks: Locks) -> None:
+def test_a_task_that_takes_any_argument_takes_a_baton_too(locks):
     task = make(lambda order, **any_: any_, key="order:{order}", on_conflict="raise")
     with distributed_lock("order:7", wait=0) as lease:
         baton = lease.hand_over(within=600)
@@ -1323,13 +1257,13 @@ def test_a_task_that_takes_any_argument_takes_a_baton_too(locks: Locks) -> None:
     assert not distributed_lock("order:7").locked()
 
 
-def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog):
     """docs/declined.md: so no lock is taken there."""
 
-    def refuse(**_: object) -> None:
+    def refuse(**_):
         raise LockTimeout("lottery", "web-2:4711", 28.6)
 
-    draws: list[str] = []
+    draws = []
 
     @shared_task
     def draw(ball: str) -> None:
@@ -1344,10 +1278,8 @@ def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog: pytest.LogCaptureFi
     assert "Lock 'lottery' is busy" in caplog.text
 
 
-def test_in_a_request_an_eager_task_and_a_job_in_it_keep_the_path_and_their_ids(
-    redislock: LockTestKit,
-) -> None:
-    def owner(name: str) -> tuple[str, str, str]:
+def test_in_a_request_an_eager_task_and_a_job_in_it_keep_the_path_and_their_ids(redislock):
+    def owner(name):
         with distributed_lock(name) as lease:
             return lease.owner.path, lease.owner.task, lease.owner.task_id
 

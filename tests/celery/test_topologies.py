@@ -15,12 +15,6 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_django import Settings
-
-    from tests.celery.project.stage import Stage
-    from tests.support.clusters import MakeCluster
-    from tests.support.quorums import MakeQuorum
-    from tests.support.topologies import MakeWatched
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
@@ -35,18 +29,12 @@ class Topology(NamedTuple):
 
 
 @pytest.fixture(params=["sentinel", "cluster", "quorum"])
-def topology(
-    request: pytest.FixtureRequest,
-    own_stage: Stage,
-    make_watched: MakeWatched,
-    make_cluster: MakeCluster,
-    make_quorum: MakeQuorum,
-) -> Topology:
+def topology(request, own_stage, make_watched, make_cluster, make_quorum):
     """Each kind of several servers, ready to lose the one that matters."""
     if request.param == "sentinel":
         watched = make_watched()
 
-        def kill_master() -> None:
+        def kill_master():
             with watched.in_a_hurry():
                 watched.master.kill()
                 watched.await_failover()
@@ -57,7 +45,7 @@ def topology(
         cluster = make_cluster(replicas=1)
         name = cluster.name_on(cluster.servers[0])
 
-        def kill_node() -> None:
+        def kill_node():
             # A node that takes over has no replica that could acknowledge anything.
             await_copies(cluster.servers[0], cluster.replicas)
             with cluster.in_a_hurry():
@@ -70,8 +58,8 @@ def topology(
 
 
 def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
-    topology: Topology, own_stage: Stage, settings: Settings, db: None
-) -> None:
+    topology, own_stage, settings, db
+):
     setting = {**topology.setting, "KEY_PREFIX": own_stage.key(), "UNAVAILABLE_AFTER": PATIENCE}
     own_stage.redislock = settings.REDISLOCK = {"default": setting}
     key = topology.key

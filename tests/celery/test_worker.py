@@ -11,16 +11,14 @@ from django_redislock import LockLost, LockTimeout, distributed_lock, held
 from tests.celery.project import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.celery.project.stage import Stage
+    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.usefixtures("worker")
 
 
 @pytest.mark.proves("P7")
-def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock(stage: Stage) -> None:
+def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock(stage):
     key = stage.key()
     first = stage.send("skipping", key, hold=True)
     pid = stage.wait_for(key, "start")["pid"]
@@ -36,7 +34,7 @@ def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock(stage: Stage) -> N
     assert len(stage.events(key, "start")) == 1
 
 
-def test_a_plain_task_owns_the_lock_that_its_body_takes(stage: Stage) -> None:
+def test_a_plain_task_owns_the_lock_that_its_body_takes(stage):
     key = stage.key()
     sent = stage.send("plain", key, hold=True)
     stage.wait_for(key, "start")
@@ -49,13 +47,13 @@ def test_a_plain_task_owns_the_lock_that_its_body_takes(stage: Stage) -> None:
     stage.result(sent)
 
 
-def test_one_run_after_the_other_both_run(stage: Stage) -> None:
+def test_one_run_after_the_other_both_run(stage):
     key = stage.key()
     for _ in range(3):
         assert stage.send("skipping", key).get(timeout=PATIENCE) == f"did {key}"
 
 
-def test_a_failed_run_leaves_the_lock_free(stage: Stage) -> None:
+def test_a_failed_run_leaves_the_lock_free(stage):
     key = stage.key()
     with pytest.raises(ValueError, match="as asked"):
         stage.send("skipping", key, fail=True).get(timeout=PATIENCE)
@@ -63,7 +61,7 @@ def test_a_failed_run_leaves_the_lock_free(stage: Stage) -> None:
     assert stage.send("skipping", key).get(timeout=PATIENCE) == f"did {key}"
 
 
-def test_send_task_is_no_way_around_the_lock(stage: Stage) -> None:
+def test_send_task_is_no_way_around_the_lock(stage):
     key = stage.key()
     first = stage.app.send_task("tests.celery.project.tasks.skipping", (key,), {"hold": True})
     stage.wait_for(key, "start")
@@ -73,7 +71,7 @@ def test_send_task_is_no_way_around_the_lock(stage: Stage) -> None:
     assert first.get(timeout=PATIENCE) == f"did {key}"
 
 
-def test_raise_fails_the_task(stage: Stage) -> None:
+def test_raise_fails_the_task(stage):
     key = stage.key()
     with distributed_lock(key), pytest.raises(LockTimeout) as raised:
         stage.send("raising", key).get(timeout=PATIENCE)
@@ -81,7 +79,7 @@ def test_raise_fails_the_task(stage: Stage) -> None:
     assert stage.events(key) == []
 
 
-def test_raise_and_autoretry_run_it_when_the_lock_is_free(stage: Stage) -> None:
+def test_raise_and_autoretry_run_it_when_the_lock_is_free(stage):
     key = stage.key()
     first = stage.send("skipping", key, hold=True)
     stage.wait_for(key, "start")
@@ -97,14 +95,14 @@ class TestCanvas:
     """A skipped member ends normally, so that what depends on it goes on."""
 
     @pytest.fixture
-    def busy(self, stage: Stage) -> Iterator[str]:
+    def busy(self, stage):
         """A key whose lock is held by somebody else during the test."""
         key = stage.key()
         with distributed_lock(key):
             yield key
 
     @pytest.mark.proves("P7")
-    def test_a_chord_has_its_body_run(self, stage: Stage, busy: str) -> None:
+    def test_a_chord_has_its_body_run(self, stage, busy):
         skipping, collect = stage.task("skipping"), stage.task("collect")
         header = [skipping.s(stage.key()), skipping.s(busy), skipping.s(stage.key())]
         first, second, third = chord(header)(collect.s()).get(timeout=PATIENCE)
@@ -113,7 +111,7 @@ class TestCanvas:
         assert third.startswith("did ")
 
     @pytest.mark.proves("P7")
-    def test_a_chain_goes_on_with_the_marked_value(self, stage: Stage, busy: str) -> None:
+    def test_a_chain_goes_on_with_the_marked_value(self, stage, busy):
         append = stage.task("append")
         result, more = chain(stage.task("skipping").s(busy), append.s("more"))().get(
             timeout=PATIENCE
@@ -121,22 +119,20 @@ class TestCanvas:
         assert (result["skipped"], more) == ("busy", "more")
 
     @pytest.mark.proves("P7")
-    def test_a_group_is_complete(self, stage: Stage, busy: str) -> None:
+    def test_a_group_is_complete(self, stage, busy):
         skipping = stage.task("skipping")
         first, second = group(skipping.s(busy), skipping.s(stage.key()))().get(timeout=PATIENCE)
         assert first["skipped"] == "busy"
         assert second.startswith("did ")
 
     @pytest.mark.proves("P7")
-    def test_a_callback_is_called(self, stage: Stage, busy: str) -> None:
+    def test_a_callback_is_called(self, stage, busy):
         collect = stage.task("collect").s().set(task_id=(task_id := stage.key()))
         stage.task("skipping").apply_async((busy,), link=collect)
         assert stage.app.AsyncResult(task_id).get(timeout=PATIENCE)["skipped"] == "busy"
 
 
-def test_a_task_that_replaces_itself_frees_the_lock_for_the_one_that_takes_its_place(
-    stage: Stage,
-) -> None:
+def test_a_task_that_replaces_itself_frees_the_lock_for_the_one_that_takes_its_place(stage):
     # The replacement has the same key: under the lock of the replaced run it would be skipped.
     key = stage.key()
     assert stage.send("replacing", key).get(timeout=PATIENCE) == f"did {key}"
@@ -144,7 +140,7 @@ def test_a_task_that_replaces_itself_frees_the_lock_for_the_one_that_takes_its_p
     assert not distributed_lock(key).locked()
 
 
-def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage: Stage) -> None:
+def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage):
     own_stage.start(worker_deduplicate_successful_tasks=True, task_acks_late=True)
     key = own_stage.key()
     first = own_stage.send("skipping", key, hold=True)
@@ -156,9 +152,7 @@ def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage: Stag
     assert own_stage.send("skipping", key).get(timeout=PATIENCE) == f"did {key}"
 
 
-def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(
-    own_stage: Stage,
-) -> None:
+def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(own_stage):
     own_stage.start(task_track_started=True, pool="threads", concurrency=2)
     key = own_stage.key()
     with distributed_lock(key):
@@ -172,9 +166,7 @@ def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(
 
 
 @pytest.mark.proves("P5")
-def test_a_loss_calls_on_lost_and_with_abort_on_lost_ends_the_body_as_the_result_says(
-    stage: Stage,
-) -> None:
+def test_a_loss_calls_on_lost_and_with_abort_on_lost_ends_the_body_as_the_result_says(stage):
     key = stage.key()
     sent = stage.send("aborting", key)
     stage.wait_for(key, "start")

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from asgiref.sync import SyncToAsync
@@ -32,12 +32,7 @@ from tests.support.others import against_rival, queued, rival
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
+    pass
 
 PACKAGE = str(Path(django_redislock.__file__).parent)
 WARM = 20  # Cycles after which nothing is done for the first time.
@@ -45,7 +40,7 @@ CALLER = Caller("default", "redislock", "process")
 
 
 @pytest.fixture(autouse=True)
-def serves_no_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
+def serves_no_coroutine(monkeypatch):
     """After a test in which sync_to_async has used this thread, each grant would look for that."""
     monkeypatch.delattr(SyncToAsync.threadlocal, "main_event_loop", raising=False)
 
@@ -61,35 +56,35 @@ class Way(NamedTuple):
 class Trace:
     """Follows the calls of this thread. Others, as the watchdog's, are not seen."""
 
-    def __init__(self) -> None:
-        self._files: list[str] = []
+    def __init__(self):
+        self._files = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         sys.setprofile(self._note)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         sys.setprofile(None)
 
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
+    def _note(self, frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             self._files.append(frame.f_code.co_filename)
 
     @property
-    def way(self) -> Way:
+    def way(self):
         files = self._files
         switches = sum(one != other for one, other in pairwise(files))
         return Way(len(files), len(set(files)), switches)
 
 
-def one_is_at_most(ways: list[Way], calls: int, files: int, switches: int) -> bool:
+def one_is_at_most(ways, calls, files, switches):
     """Whether one is so short. In others the garbage collector has run, or an answer was late."""
     return any(
         way.calls <= calls and way.files <= files and way.switches <= switches for way in ways
     )
 
 
-def test_a_cycle_is_a_short_way(locks: Locks) -> None:
+def test_a_cycle_is_a_short_way(locks):
     locks.on(locks.server, TTL=60)
     ways = []
     for _ in range(WARM):
@@ -99,7 +94,7 @@ def test_a_cycle_is_a_short_way(locks: Locks) -> None:
     assert one_is_at_most(ways, calls=36, files=10, switches=23), ways
 
 
-async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
+async def test_a_cycle_of_a_task_is_a_short_way(locks):
     locks.on(locks.server, TTL=60)
     ways = []
     for _ in range(WARM):
@@ -111,12 +106,12 @@ async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
 
 
 @contextmanager
-def handed_over_by(other: ThreadPoolExecutor, locks: Locks) -> Iterator[None]:
+def handed_over_by(other, locks):
     """Let another process hold the lock until this one waits for it."""
     lock = rival("lottery")
     assert other.submit(lock.acquire).result(HUNG)
 
-    def release() -> None:
+    def release():
         wait_until(lambda: queued(locks, "lottery"), every=0.001)
         lock.release()
 
@@ -125,7 +120,7 @@ def handed_over_by(other: ThreadPoolExecutor, locks: Locks) -> Iterator[None]:
     released.result(HUNG)
 
 
-def test_a_contended_cycle_is_a_short_way(locks: Locks, settings: Settings) -> None:
+def test_a_contended_cycle_is_a_short_way(locks, settings):
     locks.on(locks.server, TTL=60)
     ways = []
     with against_rival(locks, settings), ThreadPoolExecutor(1) as other:
@@ -136,7 +131,7 @@ def test_a_contended_cycle_is_a_short_way(locks: Locks, settings: Settings) -> N
     assert one_is_at_most(ways, calls=58, files=14, switches=37), ways
 
 
-async def test_a_contended_cycle_of_a_task_is_a_short_way(locks: Locks, settings: Settings) -> None:
+async def test_a_contended_cycle_of_a_task_is_a_short_way(locks, settings):
     locks.on(locks.server, TTL=60)
     ways = []
     with against_rival(locks, settings), ThreadPoolExecutor(1) as other:
@@ -153,10 +148,8 @@ async def test_a_contended_cycle_of_a_task_is_a_short_way(locks: Locks, settings
 @pytest.mark.parametrize(
     "markers", [NO_MARKERS, DoneMarkers(once=True, run="a-run", retention="1/2")]
 )
-def test_a_form_is_the_call_that_its_flow_begins_with(
-    wait: float, renew: bool, markers: DoneMarkers
-) -> None:
-    unused: Any = None  # A command is made without a connection.
+def test_a_form_is_the_call_that_its_flow_begins_with(wait, renew, markers):
+    unused = None  # A command is made without a connection.
     steps = FirstSteps(CALLER, unused, unused, set(), ring_apart=False)
     terms = terms_of(Options(wait=wait, renew=renew, max_hold=math.inf), Conf(alias="default"))
     form = FirstTry("lottery", Owner(host="web-1", pid=7), terms, 0, markers)

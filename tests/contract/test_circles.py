@@ -21,9 +21,7 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, Sync, Way, both_ways
 
 if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, Spawn
+    from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.proxy import Proxy
 
@@ -65,14 +63,14 @@ async def test_one_who_has_some_of_several_names_and_waits_for_the_rest(
     way: Way, locks: Locks
 ) -> None:
     locks.configure(TTL=30, WAIT=HUNG)
-    entered: set[str] = set()
+    entered = set()
 
-    async def takes_two() -> str:
+    async def takes_two():
         await way.until(lambda: "c" in entered)
         async with way.entered(distributed_lock("b", "c")):
             return "went on"
 
-    async def takes_the_first() -> str:
+    async def takes_the_first():
         async with way.entered(distributed_lock("c")):
             entered.add("c")
             await way.until(lambda: waiters_of("c"))
@@ -88,20 +86,20 @@ async def test_one_who_has_some_of_several_names_and_waits_for_the_rest(
     )
 
 
-async def test_threads_and_tasks_of_one_process_are_holders_of_their_own(locks: Locks) -> None:
+async def test_threads_and_tasks_of_one_process_are_holders_of_their_own(locks):
     # Neither a task that waits beside one that holds, nor a thread beside another, is in a circle.
     locks.configure(TTL=30, WAIT=HUNG)
     way = Sync()
     entered = threading.Event()
 
-    async def holds() -> str:
+    async def holds():
         with distributed_lock("a"):
             entered.set()
             wait_until(lambda: waiters_of("a"))
             time.sleep(2.5)  # The other one looks for a circle meanwhile.
             return "went on"
 
-    async def waits() -> str:
+    async def waits():
         entered.wait(HUNG)
         with distributed_lock("a"):
             return "went on"
@@ -113,9 +111,9 @@ async def test_threads_and_tasks_of_one_process_are_holders_of_their_own(locks: 
 @both_ways
 async def test_waits_that_converge_are_left_alone(way: Way, locks: Locks) -> None:
     locks.configure(TTL=30, WAIT=HUNG)
-    entered: set[str] = set()
+    entered = set()
 
-    async def converge(own: str) -> str:
+    async def converge(own):
         async with way.entered(distributed_lock(own)):
             entered.add(own)
             await way.until(lambda: "goal" in entered)
@@ -139,10 +137,10 @@ async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
     way: Way, locks: Locks, both_wait: bool
 ) -> None:
     locks.configure(TTL=30, WAIT=HUNG)
-    holding: set[str] = set()
+    holding = set()
     told = threading.Event()
 
-    async def computes(who: str) -> str:
+    async def computes(who):
         async with way.entered(distributed_lock("gpu", limit=2)):
             holding.add(who)
             await way.until(lambda: len(holding) == 3)
@@ -152,7 +150,7 @@ async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
             async with way.entered(distributed_lock("a")):
                 return "went on"
 
-    async def plans() -> str:
+    async def plans():
         async with way.entered(distributed_lock("a")):
             holding.add("plans")
             await way.until(lambda: waiters_of("a") == 1 + both_wait)
@@ -179,13 +177,13 @@ async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
     assert notes(locks) == []
 
 
-def test_limits_that_are_taken_in_two_orders(locks: Locks) -> None:
+def test_limits_that_are_taken_in_two_orders(locks):
     locks.configure(TTL=30, WAIT=HUNG)
     way = Sync()
     one, other = Limit("a", 1), Limit("b", 1)
     starts = threading.Barrier(2, timeout=HUNG)
 
-    async def take(first: Limit, second: Limit) -> str:
+    async def take(first, second):
         with distributed_lock(limits=[first]):
             starts.wait()
             with distributed_lock(limits=[second]):
@@ -200,12 +198,12 @@ def test_limits_that_are_taken_in_two_orders(locks: Locks) -> None:
     )
 
 
-def test_waits_for_a_second_permit_of_one_lock(locks: Locks) -> None:
+def test_waits_for_a_second_permit_of_one_lock(locks):
     locks.configure(TTL=30, WAIT=HUNG)
     way = Sync()
-    holding: set[str] = set()
+    holding = set()
 
-    async def take_two(who: str) -> str:
+    async def take_two(who):
         with distributed_lock("gpu", limit=2):
             holding.add(who)
             wait_until(lambda: len(holding) == 2)
@@ -218,7 +216,7 @@ def test_waits_for_a_second_permit_of_one_lock(locks: Locks) -> None:
     assert said[0].endswith("Wait for no second permit of a lock while you hold one.")
 
 
-def cross(first: str, second: str, wait: float) -> None:
+def cross(first, second, wait):
     """In a child: hold the first lock, and when told so wait for the second."""
     with distributed_lock(first, ttl=20):
         say("holds")
@@ -230,7 +228,7 @@ def cross(first: str, second: str, wait: float) -> None:
             say(f"{type(error).__name__}: {error}")
 
 
-def test_two_processes(locks: Locks, spawn: Spawn) -> None:
+def test_two_processes(locks, spawn):
     one, other = spawn(cross, "a", "b", HUNG), spawn(cross, "b", "a", HUNG)
     assert (one.read(), other.read()) == ("holds", "holds")
     one.send("go")
@@ -240,7 +238,7 @@ def test_two_processes(locks: Locks, spawn: Spawn) -> None:
     assert one.read() == "went on"
 
 
-def test_a_killed_holder_is_in_no_circle(locks: Locks, spawn: Spawn) -> None:
+def test_a_killed_holder_is_in_no_circle(locks, spawn):
     one = spawn(cross, "a", "b", HUNG)
     assert one.read() == "holds"
     with distributed_lock("b", ttl=60):
@@ -252,7 +250,7 @@ def test_a_killed_holder_is_in_no_circle(locks: Locks, spawn: Spawn) -> None:
             pass
 
 
-def test_a_wait_that_ends_when_the_circle_is_told(locks: Locks, spawn: Spawn) -> None:
+def test_a_wait_that_ends_when_the_circle_is_told(locks, spawn):
     for wait in (1.0, 1.05, 1.1):
         one, other = spawn(cross, "a", "b", wait), spawn(cross, "b", "a", wait)
         assert (one.read(), other.read()) == ("holds", "holds")
@@ -266,13 +264,13 @@ def test_a_wait_that_ends_when_the_circle_is_told(locks: Locks, spawn: Spawn) ->
         assert not locks.redis.exists(*(keys_of(locks, name).queue for name in "ab"))
 
 
-def test_a_circle_may_cross_aliases(locks: Locks, settings: Settings) -> None:
+def test_a_circle_may_cross_aliases(locks, settings):
     locks.configure(TTL=30, WAIT=HUNG)
     add_rival(settings, locks, KEY_PREFIX=f"{locks.prefix}-other", TTL=30, WAIT=HUNG)
     way = Sync()
-    holding: set[str] = set()
+    holding = set()
 
-    async def cross_over(first: str, second: str) -> str:
+    async def cross_over(first, second):
         with distributed_lock("a", using=first):
             holding.add(first)
             wait_until(lambda: len(holding) == 2)
@@ -296,7 +294,7 @@ async def test_a_waiter_that_holds_nothing_asks_nothing_more(
 ) -> None:
     locks.on(proxy, TTL=30, WAIT=HUNG)
 
-    async def waits() -> str:
+    async def waits():
         async with way.entered(distributed_lock("a")):
             return "went on"
 
@@ -313,7 +311,7 @@ async def test_a_waiter_that_holds_nothing_asks_nothing_more(
     }
 
 
-def notes(locks: Locks) -> list[bytes]:
+def notes(locks):
     return [key for key in locks.keys() if key.endswith(b":waits")]  # noqa: SIM118
 
 
@@ -323,7 +321,7 @@ async def test_a_wait_that_has_run_out_is_noted_no_more(way: Way, locks: Locks) 
     goal = distributed_lock("goal")
     assert Blocking().begin(goal).result(HUNG)
 
-    async def waits() -> bool:
+    async def waits():
         async with way.entered(distributed_lock("a")):
             try:
                 return await way.acquire(distributed_lock("goal", wait=2.5))
@@ -336,10 +334,10 @@ async def test_a_wait_that_has_run_out_is_noted_no_more(way: Way, locks: Locks) 
     goal.release()
 
 
-async def test_a_cancelled_wait_is_noted_no_more(locks: Locks) -> None:
+async def test_a_cancelled_wait_is_noted_no_more(locks):
     locks.configure(TTL=30, WAIT=HUNG)
 
-    async def waits() -> None:
+    async def waits():
         async with distributed_lock("a"):
             try:
                 await distributed_lock("goal").aacquire()

@@ -32,17 +32,14 @@ from tests.support.ways import both_ways, in_thread
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-    from django_redislock.backends.base import Backend
-    from django_redislock.conf import Conf
     from tests.conftest import Locks
     from tests.support.backends import Place
-    from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
 # --- defaults ------------------------------------------------------------------------------------
 
 
-def test_everything_but_the_server_has_a_default(settings: Settings) -> None:
+def test_everything_but_the_server_has_a_default(settings):
     settings.REDISLOCK = {"default": {"LOCATION": "redis://a"}}
     assert conf.conf("default") == conf.Conf(
         alias="default",
@@ -60,9 +57,7 @@ def test_everything_but_the_server_has_a_default(settings: Settings) -> None:
     assert isinstance(backends["default"], RedisBackend)
 
 
-def test_a_project_without_the_setting_uses_this_machine_while_it_is_debugged(
-    settings: Settings,
-) -> None:
+def test_a_project_without_the_setting_uses_this_machine_while_it_is_debugged(settings):
     del settings.REDISLOCK
     settings.DEBUG = True
     assert conf.aliases() == ["default"]
@@ -71,7 +66,7 @@ def test_a_project_without_the_setting_uses_this_machine_while_it_is_debugged(
         conf.conf("jobs")
 
 
-def test_every_key_is_read(settings: Settings) -> None:
+def test_every_key_is_read(settings):
     settings.REDISLOCK = {
         "jobs": {
             "BACKEND": "django_redislock.backends.InMemoryBackend",
@@ -106,14 +101,14 @@ def test_every_key_is_read(settings: Settings) -> None:
     assert conf.aliases() == ["jobs"]
 
 
-def test_the_backend_is_the_one_that_is_named(settings: Settings) -> None:
+def test_the_backend_is_the_one_that_is_named(settings):
     settings.REDISLOCK = {"jobs": {"BACKEND": "django_redislock.backends.InMemoryBackend"}}
     assert isinstance(backends["jobs"], InMemoryBackend)
 
 
 # --- what is wrong -------------------------------------------------------------------------------
 
-WRONG: list[tuple[str, Any, str]] = [
+WRONG = [
     ("TTL", 0, "at least 0.05 seconds"),
     ("TTL", -1, "at least 0.05 seconds"),
     ("TTL", 0.049, "at least 0.05 seconds"),
@@ -154,9 +149,7 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "rule"), WRONG, ids=[f"{k}={v!r}" for k, v, _ in WRONG])
-def test_a_wrong_value_is_named_with_its_key_and_the_rule(
-    settings: Settings, key: str, value: Any, rule: str
-) -> None:
+def test_a_wrong_value_is_named_with_its_key_and_the_rule(settings, key, value, rule):
     settings.REDISLOCK = {"jobs": {key: value}}
     with pytest.raises(ImproperlyConfigured, match=rule) as raised:
         distributed_lock("lottery", using="jobs").acquire()
@@ -231,9 +224,7 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
         ({**IN_MEMORY, "REPLICAS_ACK": 1}, "['REPLICAS_ACK']", "InMemoryBackend"),
     ],
 )
-def test_what_the_backend_cannot_use_is_named_with_its_key(
-    settings: Settings, default: dict[str, Any], where: str, rule: str
-) -> None:
+def test_what_the_backend_cannot_use_is_named_with_its_key(settings, default, where, rule):
     settings.REDISLOCK = {"default": {"LOCATION": "redis://a", **default}}
     with pytest.raises(ImproperlyConfigured, match=rule) as raised:
         distributed_lock("lottery").acquire()
@@ -241,7 +232,7 @@ def test_what_the_backend_cannot_use_is_named_with_its_key(
 
 
 # Each would be a lock that all machines see, and be one on each machine instead.
-NOWHERE: list[tuple[str, Any, str]] = [
+NOWHERE = [
     ("not set, DEBUG off", None, "REDISLOCK is not set, and DEBUG is off. Name the server"),
     ("empty", {}, "has no alias 'default'. Known are: none. Name the server"),
     (
@@ -295,8 +286,8 @@ async def test_a_setting_that_names_no_server_never_leads_to_this_machine(
     ],
 )
 def test_an_option_whose_package_is_not_installed_is_refused(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, option: str, module: str, package: str
-) -> None:
+    settings, monkeypatch, option, module, package
+):
     monkeypatch.setitem(sys.modules, module, None)
     settings.REDISLOCK = {"default": {"LOCATION": "rediss://a", "OPTIONS": {option: True}}}
     with pytest.raises(ImproperlyConfigured) as raised:
@@ -307,10 +298,10 @@ def test_an_option_whose_package_is_not_installed_is_refused(
 
 @pytest.mark.parametrize("name", ["_sock", "protocol"])
 def test_a_redis_py_whose_connections_lack_what_is_needed_is_refused_by_its_version(
-    name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, settings, monkeypatch
+):
     class Changed(redis.Connection):
-        def __init__(self, **options: Any) -> None:
+        def __init__(self, **options):
             super().__init__(**options)
             delattr(self, name)
 
@@ -322,7 +313,7 @@ def test_a_redis_py_whose_connections_lack_what_is_needed_is_refused_by_its_vers
 
 
 @pytest.mark.no_permit("the bystander is where the default alias is")
-def test_an_alias_works_without_a_default_one(place: Place, settings: Settings) -> None:
+def test_an_alias_works_without_a_default_one(place, settings):
     settings.REDISLOCK = {"jobs": place.setting()}
     with distributed_lock("lottery", using="jobs") as lease:
         assert lease.held
@@ -330,7 +321,7 @@ def test_an_alias_works_without_a_default_one(place: Place, settings: Settings) 
 
 
 # What redis-py would pass over, and so use its default for: this machine, 6379, database 0.
-UNCLEAR: list[tuple[str, str]] = [
+UNCLEAR = [
     ("redis://a/abc", "is no database"),
     ("redis://a/-1", "is no database"),
     ("redis://a/0/1", "is no database"),
@@ -374,7 +365,7 @@ UNCLEAR: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("location", "says"), UNCLEAR, ids=[one for one, _ in UNCLEAR])
-def test_no_part_of_an_address_is_passed_over(settings: Settings, location: str, says: str) -> None:
+def test_no_part_of_an_address_is_passed_over(settings, location, says):
     settings.REDISLOCK = {"default": {"LOCATION": location}}
     with pytest.raises(ImproperlyConfigured, match=says) as raised:
         distributed_lock("lottery").acquire()
@@ -395,13 +386,11 @@ def test_no_part_of_an_address_is_passed_over(settings: Settings, location: str,
         ("redis://:@a/1", "a", 6379, 1),
     ],
 )
-def test_an_address_leads_where_it_says(
-    settings: Settings, location: str, host: str, port: int, db: int
-) -> None:
+def test_an_address_leads_where_it_says(settings, location, host, port, db):
     settings.REDISLOCK = {"default": {"LOCATION": location}}
     backend = backends["default"]
     assert isinstance(backend, RedisBackend)
-    connection: Any = backend._dialer._sync_class(**backend._dialer._sync)
+    connection = backend._dialer._sync_class(**backend._dialer._sync)
     assert (connection.host, connection.port, connection.db) == (host, port, db)
 
 
@@ -427,9 +416,7 @@ def test_an_address_leads_where_it_says(
         ("redis://a", {"port": 65536}, "['port'] must be an integer"),
     ],
 )
-def test_options_do_not_lead_elsewhere(
-    settings: Settings, location: str, options: dict[str, Any], says: str
-) -> None:
+def test_options_do_not_lead_elsewhere(settings, location, options, says):
     settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
     with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
         distributed_lock("lottery").acquire()
@@ -437,14 +424,12 @@ def test_options_do_not_lead_elsewhere(
 
 
 @pytest.mark.parametrize("options", [{"db": 0, "port": 1}, {"db": 2**31, "port": 65535}])
-def test_options_may_lead_where_the_address_does_not_say(
-    settings: Settings, options: dict[str, Any]
-) -> None:
+def test_options_may_lead_where_the_address_does_not_say(settings, options):
     settings.REDISLOCK = {"default": {"LOCATION": "redis://a", "OPTIONS": options}}
     assert isinstance(backends["default"], RedisBackend)
 
 
-def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks) -> None:
+def test_what_the_library_decides_cannot_be_changed_by_the_address(locks):
     locks.configure(LOCATION=f"{locks.server.url}?retry_on_timeout=yes&health_check_interval=1")
     with held_by_other("lottery"):
         assert distributed_lock("lottery", wait=0.1).acquire() is False
@@ -465,14 +450,14 @@ def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks)
     ],
 )
 def test_the_operation_timeout_is_that_of_the_url_or_of_the_options(
-    settings: Settings, location: str, options: dict[str, Any], seconds: float
-) -> None:
+    settings, location, options, seconds
+):
     settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
     assert backends["default"].operation_timeout(9) == seconds
 
 
 @pytest.mark.proves("R5")
-def test_the_operation_timeout_in_the_url_bounds_a_call(locks: Locks, proxy: Proxy) -> None:
+def test_the_operation_timeout_in_the_url_bounds_a_call(locks, proxy):
     locks.on(proxy).configure(LOCATION=f"{proxy.url}?socket_timeout=0.2", TTL=60, WAIT=0)
     proxy.blackhole()
     begin = time.monotonic()
@@ -481,7 +466,7 @@ def test_the_operation_timeout_in_the_url_bounds_a_call(locks: Locks, proxy: Pro
     assert time.monotonic() - begin < 6  # Two tries and an undo; by default it would be 10 s.
 
 
-def test_an_unknown_key_is_named_with_those_that_are_known(settings: Settings) -> None:
+def test_an_unknown_key_is_named_with_those_that_are_known(settings):
     settings.REDISLOCK = {"default": {"TIMEOUT": 30, "ttl": 30}}
     with pytest.raises(
         ImproperlyConfigured, match=r"REDISLOCK\['default'\] has unknown keys: TIMEOUT, ttl.*TTL"
@@ -490,7 +475,7 @@ def test_an_unknown_key_is_named_with_those_that_are_known(settings: Settings) -
 
 
 @pytest.mark.parametrize("setting", [None, [], "redis://127.0.0.1"], ids=repr)
-def test_a_setting_that_is_no_dictionary_is_refused(settings: Settings, setting: Any) -> None:
+def test_a_setting_that_is_no_dictionary_is_refused(settings, setting):
     settings.REDISLOCK = setting
     with pytest.raises(ImproperlyConfigured, match="REDISLOCK must be a dictionary of aliases"):
         distributed_lock("lottery").acquire()
@@ -517,13 +502,11 @@ async def test_a_changed_setting_takes_effect_at_once(way: Way, place: Place) ->
         assert lease.ttl == 7
 
 
-def test_a_backend_that_is_made_while_the_setting_changes_is_not_kept(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_that_is_made_while_the_setting_changes_is_not_kept(settings, monkeypatch):
     """Else a thread that is about to take its first lock would leave the former server for all."""
     made, changed = threading.Event(), threading.Event()
 
-    def slowly(conf: Conf) -> Backend:
+    def slowly(conf):
         backend = make(conf)
         made.set()
         assert changed.wait(HUNG)
@@ -539,7 +522,7 @@ def test_a_backend_that_is_made_while_the_setting_changes_is_not_kept(
     assert backends["default"].conf.ttl == 7
 
 
-def test_another_setting_changes_nothing(place: Place) -> None:
+def test_another_setting_changes_nothing(place):
     before = backends["default"]
     with override_settings(USE_TZ=False):
         assert backends["default"] is before
@@ -569,7 +552,7 @@ async def test_a_held_lease_stays_with_the_backend_that_granted_it(way: Way, pla
 @everywhere
 @both_ways
 async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks: Locks) -> None:
-    def connections() -> int:
+    def connections():
         return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
 
     locks.configure(OPTIONS={"client_name": locks.prefix})
@@ -588,7 +571,7 @@ async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks
 
 
 @pytest.mark.no_permit("the bystander is where the default alias is")
-def test_aliases_keep_their_locks_apart(place: Place, settings: Settings) -> None:
+def test_aliases_keep_their_locks_apart(place, settings):
     settings.REDISLOCK = {
         "default": place.setting(),
         "other": {**place.setting(), "KEY_PREFIX": place.setting().get("KEY_PREFIX", "x") + "-2"},
@@ -599,7 +582,7 @@ def test_aliases_keep_their_locks_apart(place: Place, settings: Settings) -> Non
         assert seen.alias == "other"
 
 
-def test_two_aliases_of_one_prefix_share_their_locks(locks: Locks, settings: Settings) -> None:
+def test_two_aliases_of_one_prefix_share_their_locks(locks, settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "other": {**one, "TTL": 5}}
     with distributed_lock("lottery"):
@@ -625,20 +608,20 @@ def test_two_aliases_of_one_prefix_share_their_locks(locks: Locks, settings: Set
     ],
     ids=str,
 )
-def test_the_address_of_an_alias_has_no_secret(location: Any, address: str) -> None:
+def test_the_address_of_an_alias_has_no_secret(location, address):
     assert conf.Conf(alias="default", location=location).address == address
 
 
 # --- sentinels -----------------------------------------------------------------------------------
 
-SENTINELS: dict[str, Any] = {
+SENTINELS = {
     "BACKEND": "django_redislock.backends.SentinelBackend",
     "LOCATION": ["redis://a:26379", "redis://b:26379", "redis://[::1]:26379"],
     "OPTIONS": {"service_name": "mymaster"},
 }
 
 
-def test_sentinels_and_their_servers_have_options_of_their_own(settings: Settings) -> None:
+def test_sentinels_and_their_servers_have_options_of_their_own(settings):
     options = {
         "service_name": "mymaster",
         "password": "of-data",
@@ -654,12 +637,12 @@ def test_sentinels_and_their_servers_have_options_of_their_own(settings: Setting
     backend = backends["default"]
     assert isinstance(backend, SentinelBackend)
     assert backend.operation_timeout(60) == 2
-    server: Any = backend._dialer._dialer_to("10.0.0.1:6379")
+    server = backend._dialer._dialer_to("10.0.0.1:6379")
     connection = server._sync_class(**server._sync)
     assert (connection.host, connection.port, connection.db) == ("10.0.0.1", 6379, 3)
     assert (connection.password, connection.ca_certs) == ("of-data", "/data.crt")
     for sentinel in backend.sentinels._dialers.values():
-        asking: Any = sentinel._sync_class(**sentinel._sync)
+        asking = sentinel._sync_class(**sentinel._sync)
         assert (asking.port, asking.db) == (26379, 0)
         assert (asking.password, asking.ca_certs) == ("of-sentinels", "/sentinels.crt")
 
@@ -679,16 +662,14 @@ def test_sentinels_and_their_servers_have_options_of_their_own(settings: Setting
         ({"OPTIONS": {"service_name": 7}}, "['OPTIONS']['service_name'] must be"),
     ],
 )
-def test_what_cannot_be_a_setting_of_sentinels_is_refused(
-    settings: Settings, wrong: dict[str, Any], says: str
-) -> None:
+def test_what_cannot_be_a_setting_of_sentinels_is_refused(settings, wrong, says):
     settings.REDISLOCK = {"default": {**SENTINELS, **wrong}}
     with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
         distributed_lock("lottery").acquire()
     assert str(raised.value).startswith("REDISLOCK['default']")
 
 
-def test_sentinels_without_a_location_are_told_what_it_looks_like(settings: Settings) -> None:
+def test_sentinels_without_a_location_are_told_what_it_looks_like(settings):
     settings.REDISLOCK = {"default": {**SENTINELS, "LOCATION": ()}}
     with pytest.raises(ImproperlyConfigured, match="LOCATION"):
         distributed_lock("lottery").acquire()
@@ -714,22 +695,20 @@ def test_sentinels_without_a_location_are_told_what_it_looks_like(settings: Sett
         ({"sentinel_kwargs": {"soket": 1}}, "['sentinel_kwargs'] has an option that redis-py"),
     ],
 )
-def test_options_of_sentinels_that_cannot_be_are_refused(
-    settings: Settings, options: dict[str, Any], says: str
-) -> None:
+def test_options_of_sentinels_that_cannot_be_are_refused(settings, options, says):
     settings.REDISLOCK = {"default": {**SENTINELS, "OPTIONS": {**SENTINELS["OPTIONS"], **options}}}
     with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
         distributed_lock("lottery").acquire()
     assert str(raised.value).startswith("REDISLOCK['default']['OPTIONS']")
 
 
-def test_a_list_for_one_server_says_which_backend_takes_it(settings: Settings) -> None:
+def test_a_list_for_one_server_says_which_backend_takes_it(settings):
     settings.REDISLOCK = {"default": {"LOCATION": ["redis://a:26379"]}}
     with pytest.raises(ImproperlyConfigured, match=r"django_redislock\.backends\.SentinelBackend"):
         distributed_lock("lottery").acquire()
 
 
-def test_an_address_of_sentinels_is_the_service_and_where_they_are(settings: Settings) -> None:
+def test_an_address_of_sentinels_is_the_service_and_where_they_are(settings):
     secret = {**SENTINELS, "LOCATION": ["redis://:secret@a:26379", "redis://b:26379"]}
     settings.REDISLOCK = {"default": secret}
     assert conf.conf("default").address == "mymaster, of the sentinels a:26379, b:26379"
@@ -737,13 +716,13 @@ def test_an_address_of_sentinels_is_the_service_and_where_they_are(settings: Set
 
 # --- a quorum ------------------------------------------------------------------------------------
 
-QUORUM: dict[str, Any] = {
+QUORUM = {
     "BACKEND": "django_redislock.backends.QuorumBackend",
     "LOCATION": ["redis://a:6379/0", "redis://b", "unix:///c"],
 }
 
 
-def test_the_servers_of_a_quorum_have_the_same_options(settings: Settings) -> None:
+def test_the_servers_of_a_quorum_have_the_same_options(settings):
     options = {"password": "secret", "socket_timeout": 2, "max_connections": 10}
     settings.REDISLOCK = {"default": {**QUORUM, "OPTIONS": options}}
     backend = backends["default"]
@@ -751,11 +730,11 @@ def test_the_servers_of_a_quorum_have_the_same_options(settings: Settings) -> No
     assert backend.operation_timeout(60) == 2
     assert [server.name for server in backend.quorum] == ["a:6379", "b:6379", "/c"]
     for server in backend.quorum:
-        dialer: Any = server.dialer
+        dialer = server.dialer
         assert dialer._sync_class(**dialer._sync).password == "secret"
 
 
-def test_a_server_of_a_quorum_has_a_time_that_is_small_against_the_ttl(settings: Settings) -> None:
+def test_a_server_of_a_quorum_has_a_time_that_is_small_against_the_ttl(settings):
     settings.REDISLOCK = {"default": QUORUM}
     assert [backends["default"].operation_timeout(ttl) for ttl in (2, 30)] == [0.2, 0.5]
 
@@ -778,16 +757,14 @@ def test_a_server_of_a_quorum_has_a_time_that_is_small_against_the_ttl(settings:
         ({"OPTIONS": {"soket": 1}}, "['OPTIONS'] has an option that redis-py does not accept"),
     ],
 )
-def test_what_cannot_be_a_setting_of_a_quorum_is_refused(
-    settings: Settings, wrong: dict[str, Any], says: str
-) -> None:
+def test_what_cannot_be_a_setting_of_a_quorum_is_refused(settings, wrong, says):
     settings.REDISLOCK = {"default": {**QUORUM, **wrong}}
     with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
         distributed_lock("lottery").acquire()
     assert str(raised.value).startswith("REDISLOCK['default']")
 
 
-def test_a_list_for_one_server_says_which_backends_take_it(settings: Settings) -> None:
+def test_a_list_for_one_server_says_which_backends_take_it(settings):
     settings.REDISLOCK = {"default": {"LOCATION": ["redis://a:6379"]}}
     with pytest.raises(ImproperlyConfigured, match="QuorumBackend"):
         distributed_lock("lottery").acquire()
@@ -795,14 +772,14 @@ def test_a_list_for_one_server_says_which_backends_take_it(settings: Settings) -
 
 # --- clusters ------------------------------------------------------------------------------------
 
-CLUSTER: dict[str, Any] = {
+CLUSTER = {
     "BACKEND": "django_redislock.backends.ClusterBackend",
     "LOCATION": ["redis://a:7000", "redis://b:7000", "redis://[::1]:7000"],
 }
 
 
 @pytest.mark.parametrize("location", [CLUSTER["LOCATION"], "redis://a:7000", "redis://a:7000/0"])
-def test_a_cluster_is_named_by_one_of_its_nodes_or_more(settings: Settings, location: Any) -> None:
+def test_a_cluster_is_named_by_one_of_its_nodes_or_more(settings, location):
     settings.REDISLOCK = {"default": {**CLUSTER, "LOCATION": location}}
     assert isinstance(backends["default"], ClusterBackend)
 
@@ -817,8 +794,8 @@ def test_a_cluster_is_named_by_one_of_its_nodes_or_more(settings: Settings, loca
     ],
 )
 def test_all_nodes_of_a_cluster_are_asked_for_the_database_that_is_named(
-    settings: Settings, location: Any, options: dict[str, Any], database: int
-) -> None:
+    settings, location, options, database
+):
     settings.REDISLOCK = {"default": {**CLUSTER, "LOCATION": location, "OPTIONS": options}}
     backend = backends["default"]
     assert isinstance(backend, ClusterBackend)
@@ -826,7 +803,7 @@ def test_all_nodes_of_a_cluster_are_asked_for_the_database_that_is_named(
         assert (node._sync.get("db", 0), node._async.get("db", 0)) == (database, database)
 
 
-def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings) -> None:
+def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings):
     location = [f"rediss://scott:tiger@{host}:7000?socket_timeout=2" for host in "ab"]
     options = {"ssl_ca_certs": "/nodes.crt", "max_connections": 10}
     settings.REDISLOCK = {"default": {**CLUSTER, "LOCATION": location, "OPTIONS": options}}
@@ -834,7 +811,7 @@ def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings
     assert isinstance(backend, ClusterBackend)
     assert backend.operation_timeout(60) == 2
     for address, host in (("10.0.0.1:6379", "10.0.0.1"), ("[::2]:6379", "::2")):
-        node: Any = backend._dialer_to(address)
+        node = backend._dialer_to(address)
         connection = node._sync_class(**node._sync)
         assert (connection.host, connection.port, connection.db) == (host, 6379, 0)
         assert (connection.username, connection.password) == ("scott", "tiger")
@@ -871,16 +848,14 @@ def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings
     ],
     ids=str,
 )
-def test_what_a_cluster_cannot_be_reached_by_is_refused_at_check_time(
-    settings: Settings, options: dict[str, Any], says: str
-) -> None:
+def test_what_a_cluster_cannot_be_reached_by_is_refused_at_check_time(settings, options, says):
     settings.REDISLOCK = {"default": {**CLUSTER, **options}}
     (error,) = [one for one in check_settings() if one.id != "django_redislock.W006"]
     assert re.search(says, error.msg), error.msg
     assert "tiger" not in error.msg
 
 
-def test_a_cluster_without_location_is_told_what_to_write(settings: Settings) -> None:
+def test_a_cluster_without_location_is_told_what_to_write(settings):
     settings.REDISLOCK = {"default": {"BACKEND": CLUSTER["BACKEND"]}}
     with pytest.raises(ImproperlyConfigured, match=r"no node is named. Add 'LOCATION': \['redis"):
         backends["default"]
@@ -893,9 +868,7 @@ def test_a_cluster_without_location_is_told_what_to_write(settings: Settings) ->
         ("redis+cluster://a:7000", "for a cluster use ClusterBackend"),
     ],
 )
-def test_redis_backend_says_what_a_cluster_needs(
-    settings: Settings, location: Any, says: str
-) -> None:
+def test_redis_backend_says_what_a_cluster_needs(settings, location, says):
     settings.REDISLOCK = {"default": {"LOCATION": location}}
     with pytest.raises(ImproperlyConfigured, match=says):
         backends["default"]

@@ -37,11 +37,10 @@ from tests.support.stored import keys_of
 from tests.support.ways import WAYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from django.test import Client
 
-    from django_redislock import Lease
     from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.proxy import Proxy
@@ -54,7 +53,7 @@ ROWS = ("django_redislock.admin.", "django_redislock.held_lock", "django_redislo
 
 
 @contextmanager
-def no_cycle(but: tuple[str, ...] = ()) -> Iterator[None]:
+def no_cycle(but=()):
     """Without a garbage collection, nothing of the block stays behind.
 
     Args:
@@ -80,13 +79,13 @@ def no_cycle(but: tuple[str, ...] = ()) -> Iterator[None]:
     assert sorted(filter(None, kept)) == []
 
 
-def described(one: object) -> str:
+def described(one):
     """What an object is that only the collector has found; "" if it is none of ours.
 
     Results of Celery, clients of redis-py and transports of asyncio leave cycles of their own. But
     they must not refer to any frame of ours, or to an event loop.
     """
-    code: Any = None
+    code = None
     match one:
         case FrameType():
             code = one.f_code
@@ -110,14 +109,14 @@ by_each_way = pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS
 # --- locks ----------------------------------------------------------------------------------------
 
 
-async def taken(way: Way, place: Place) -> None:
+async def taken(way, place):
     async with way.entered(distributed_lock("lottery", reentrant=True)):
         async with way.entered(distributed_lock("lottery", reentrant=True)) as lease:
             await way.renew(lease)
         assert await way.locked(distributed_lock("lottery"))
 
 
-async def refused(way: Way, place: Place) -> None:
+async def refused(way, place):
     lock = distributed_lock("lottery", wait=0)
     with held_by_other("lottery"):
         assert not await way.acquire(lock)
@@ -126,7 +125,7 @@ async def refused(way: Way, place: Place) -> None:
                 pytest.fail("the block ran")
 
 
-async def timed_out(way: Way, place: Place) -> None:
+async def timed_out(way, place):
     lock = distributed_lock("lottery", wait=0.1)
     with held_by_other("lottery"):
         assert not await way.acquire(lock)
@@ -135,10 +134,10 @@ async def timed_out(way: Way, place: Place) -> None:
                 pytest.fail("the block ran")
 
 
-async def waited(way: Way, place: Place) -> None:
+async def waited(way, place):
     lock = distributed_lock("lottery", wait=60)
 
-    async def wait() -> None:
+    async def wait():
         async with way.entered(lock):
             pass
 
@@ -148,13 +147,13 @@ async def waited(way: Way, place: Place) -> None:
     await waiter.result()
 
 
-async def expired_holder(way: Way, place: Place) -> None:
+async def expired_holder(way, place):
     with held_by_other("lottery", ttl=1):
         async with way.entered(distributed_lock("lottery", wait=60)):
             pass
 
 
-async def misused(way: Way, place: Place) -> None:
+async def misused(way, place):
     lock = distributed_lock("lottery")
     async with way.entered(lock):
         with suppress(LockMisuse):
@@ -163,7 +162,7 @@ async def misused(way: Way, place: Place) -> None:
         await way.release(lock)
 
 
-async def lost(way: Way, place: Place) -> None:
+async def lost(way, place):
     with suppress(LockLost):
         async with way.entered(distributed_lock("lottery", renew=False, ttl=1)) as lease:
             lease.on_lost(note)
@@ -174,20 +173,20 @@ async def lost(way: Way, place: Place) -> None:
                 await way.ensure_held(lease)
 
 
-async def failed(way: Way, place: Place) -> None:
+async def failed(way, place):
     with suppress(ZeroDivisionError):
         async with way.entered(distributed_lock("lottery")):
             raise ZeroDivisionError
 
 
-async def several(way: Way, place: Place) -> None:
+async def several(way, place):
     lock = distributed_lock("a", "b", wait=0.1)
     async with way.entered(lock):
         pass
     with held_by_other("b"):
         assert not await way.acquire(lock)
 
-    async def wait() -> None:
+    async def wait():
         async with way.entered(distributed_lock("a", "b", wait=60)):
             pass
 
@@ -199,7 +198,7 @@ async def several(way: Way, place: Place) -> None:
     await waiter.result()
 
 
-async def renewed(way: Way, place: Place) -> None:
+async def renewed(way, place):
     async with way.entered(distributed_lock("lottery", ttl=1)) as lease:
         await way.until(lambda: lease.renewals)
 
@@ -218,12 +217,12 @@ WAYS_OF_LOCKS = [
 ]
 
 
-def awaits(name: str, place: Place) -> bool:
+def awaits(name, place):
     """Whether somebody waits for the lock; nobody knows where waiters merely ask again."""
     return place.name in {UNSCRIPTED, QUORUM} or waiters(name) == 1
 
 
-def note(lease: Lease) -> None:
+def note(lease):
     """A callback."""
 
 
@@ -241,7 +240,7 @@ def test_no_way_of_a_lock_leaves_a_cycle(
 # --- servers that do not answer -------------------------------------------------------------------
 
 
-async def ask_in_vain(way: Way) -> None:
+async def ask_in_vain(way):
     with suppress(LockUnavailable):
         await way.acquire(distributed_lock("lottery", wait=0))
     with suppress(LockUnavailable):
@@ -250,7 +249,7 @@ async def ask_in_vain(way: Way) -> None:
         await way.locked(distributed_lock("lottery"))
 
 
-async def release_in_vain(way: Way, proxy: Proxy) -> None:
+async def release_in_vain(way, proxy):
     lock = distributed_lock("lottery", wait=60, ttl=1, renew=False)
     assert await way.acquire(lock)
     proxy.blackhole()
@@ -306,7 +305,7 @@ def test_a_command_that_fails_leaves_no_cycle(
         way.run(ask_in_vain(way))
 
 
-async def taken_once(way: Way) -> None:
+async def taken_once(way):
     async with way.entered(distributed_lock("lottery")):
         pass
 
@@ -347,7 +346,7 @@ def test_a_quorum_without_a_majority_leaves_no_cycle(way: Way, make_quorum: Make
 
 @needs_scripts
 def test_leaders_and_batons_leave_no_cycle(place: Place) -> None:
-    def work() -> None:
+    def work():
         with leadership("lead") as term:
             term.beat()
         with held_by_other("lead"), suppress(LockTimeout), leadership("lead", wait=0):
@@ -368,7 +367,7 @@ def test_leaders_and_batons_leave_no_cycle(place: Place) -> None:
 
 @needs_scripts
 def test_permits_leave_no_cycle(place: Place) -> None:
-    def work() -> None:
+    def work():
         lock = distributed_lock("lottery", limit=1, wait=0.1)
         with held_by_other("lottery", limit=1):
             assert not lock.acquire()
@@ -383,12 +382,12 @@ def test_permits_leave_no_cycle(place: Place) -> None:
 @needs_scripts
 @by_each_way
 def test_a_job_leaves_no_cycle(way: Way, place: Place) -> None:
-    def body(number: int) -> float:
+    def body(number):
         return 1 / number
 
     job = single_instance("job", wait=0.1, on_conflict="wait")(way.function(body))
 
-    async def work() -> None:
+    async def work():
         await way.call(job, 1)
         with suppress(ZeroDivisionError):
             await way.call(job, 0)
@@ -408,7 +407,7 @@ def test_a_task_leaves_no_cycle(place: Place) -> None:
         def task(number: int) -> float:
             return 1 / number
 
-        def work() -> None:
+        def work():
             task(1)
             task.delay(1).get()
             with suppress(ZeroDivisionError):
@@ -424,11 +423,11 @@ def test_a_task_leaves_no_cycle(place: Place) -> None:
             work()
 
 
-def test_receivers_of_signals_leave_no_cycle(place: Place) -> None:
-    def fail(**news: object) -> None:
+def test_receivers_of_signals_leave_no_cycle(place):
+    def fail(**news):
         raise ZeroDivisionError
 
-    def work() -> None:
+    def work():
         with distributed_lock("lottery"):
             pass
 
@@ -444,7 +443,7 @@ def test_receivers_of_signals_leave_no_cycle(place: Place) -> None:
 @needs_scripts
 @pytest.mark.django_db
 def test_the_admin_leaves_no_cycle(place: Place, admin_client: Client) -> None:
-    def work() -> None:
+    def work():
         with distributed_lock("lottery"):
             page = admin_client.get(reverse("admin:django_redislock_heldlock_changelist"))
             assert "lottery" in page.rendered_content
@@ -465,13 +464,13 @@ class TooLongToo(TimeoutError):
 
 
 @pytest.mark.parametrize("error", [TooLong, TooLongToo])
-def test_an_interrupt_leaves_no_cycle(error: type[Exception], locks: Locks, proxy: Proxy) -> None:
-    def work() -> None:
+def test_an_interrupt_leaves_no_cycle(error, locks, proxy):
+    def work():
         with held_by_other("lottery"), alarm(error) as set_alarm, suppress(error):
             set_alarm(0.2)
             distributed_lock("lottery", wait=60).acquire()
 
-    def dial() -> None:
+    def dial():
         with alarm(error) as set_alarm, suppress(error):
             set_alarm(0.2)
             distributed_lock("tombola", wait=60).acquire()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = needs_scripts
 
 
-def held_names() -> list[str]:
+def held_names():
     """The locks that are held at this moment."""
     from django_redislock import held
 
@@ -49,7 +49,7 @@ async def test_a_call_that_cannot_have_the_lock_raises_lock_timeout(way: Way, pl
 
 @both_ways
 async def test_what_the_function_raises_goes_through(way: Way, place: Place) -> None:
-    def fail() -> None:
+    def fail():
         raise ZeroDivisionError("of the body")
 
     with pytest.raises(ZeroDivisionError, match="of the body"):
@@ -64,27 +64,27 @@ class Report:
     parts = ("head", "body")
 
 
-def by_position(report_id: int) -> list[str]:
+def by_position(report_id):
     return held_names()
 
 
-def by_default(report_id: int = 7) -> list[str]:
+def by_default(report_id=7):
     return held_names()
 
 
-def by_keyword(*, report_id: int) -> list[str]:
+def by_keyword(*, report_id):
     return held_names()
 
 
-def by_rest(**options: Any) -> list[str]:
+def by_rest(**options):
     return held_names()
 
 
-def by_two(kind: str, report_id: int = 7) -> list[str]:
+def by_two(kind, report_id=7):
     return held_names()
 
 
-def by_object(report: Report) -> list[str]:
+def by_object(report):
     return held_names()
 
 
@@ -120,7 +120,7 @@ async def test_the_name_is_made_of_the_arguments(
 @both_ways
 async def test_a_method_is_locked_by_its_object(way: Way, place: Place) -> None:
     class Shelf:
-        def __init__(self, number: int) -> None:
+        def __init__(self, number):
             self.number = number
 
         sort = distributed_lock("shelf:{self.number}")(way.function(lambda self: held_names()))
@@ -149,7 +149,7 @@ async def test_the_name_is_checked_after_formatting(way: Way, place: Place) -> N
     assert await way.call(long, "x", "") == ["x"]
 
 
-def test_a_field_that_is_no_argument_is_an_error_where_it_is_written() -> None:
+def test_a_field_that_is_no_argument_is_an_error_where_it_is_written():
     with pytest.raises(InvalidLockName, match=r"'reportid'.*by_position\(\).*: report_id"):
         distributed_lock("report:{reportid}")(by_position)
 
@@ -159,7 +159,7 @@ def test_a_field_that_is_no_argument_is_an_error_where_it_is_written() -> None:
 async def test_a_field_that_the_call_has_not_is_named_with_those_that_it_has(
     way: Way, place: Place, template: str, absent: str
 ) -> None:
-    def view(request: str, **rest: int) -> None:
+    def view(request, **rest):
         raise AssertionError("It must not be called.")
 
     decorated = distributed_lock(template)(way.function(view))
@@ -168,9 +168,7 @@ async def test_a_field_that_the_call_has_not_is_named_with_those_that_it_has(
 
 
 @pytest.mark.parametrize("template", ["report:{", "report:{}", "report:{0}", "a}b"])
-def test_a_template_that_is_no_format_string_is_an_error_where_it_is_written(
-    template: str,
-) -> None:
+def test_a_template_that_is_no_format_string_is_an_error_where_it_is_written(template):
     with pytest.raises(InvalidLockName):
         distributed_lock(template)(by_position)
 
@@ -183,19 +181,19 @@ async def test_braces_are_fields_only_in_the_decorator(way: Way, place: Place) -
 
 
 @pytest.mark.parametrize("kind", ["generator", "async generator"])
-def test_a_generator_function_is_refused_because_its_body_runs_later(kind: str) -> None:
-    def numbers() -> Any:
+def test_a_generator_function_is_refused_because_its_body_runs_later(kind):
+    def numbers():
         yield 1
 
-    async def anumbers() -> Any:
+    async def anumbers():
         yield 1
 
     with pytest.raises(TypeError, match=r"generator function.*numbers\(\)"):
         distributed_lock("lottery")(numbers if kind == "generator" else anumbers)
 
 
-def test_the_decorated_function_looks_like_itself() -> None:
-    def draw(count: int, *, seed: int = 1) -> list[int]:
+def test_the_decorated_function_looks_like_itself():
+    def draw(count, *, seed=1):
         """Draw the winners."""
         return [count, seed]
 
@@ -205,8 +203,8 @@ def test_the_decorated_function_looks_like_itself() -> None:
     assert not inspect.iscoroutinefunction(decorated)
 
 
-def test_a_decorated_coroutine_function_is_one() -> None:
-    async def draw() -> None:
+def test_a_decorated_coroutine_function_is_one():
+    async def draw():
         """Draw the winners."""
 
     assert inspect.iscoroutinefunction(distributed_lock("lottery")(draw))
@@ -216,14 +214,14 @@ def test_a_decorated_coroutine_function_is_one() -> None:
 async def test_a_function_that_calls_itself_needs_reentrant(way: Way, place: Place) -> None:
     if way.name == "sync":
 
-        def deep(levels: int) -> int:
+        def deep(levels):
             return 1 + (nested(levels - 1) if levels else 0)
     else:
 
-        async def deep(levels: int) -> int:
+        async def deep(levels):
             return 1 + (await nested(levels - 1) if levels else 0)
 
-    nested: Any = distributed_lock("lottery", reentrant=True)(deep)
+    nested = distributed_lock("lottery", reentrant=True)(deep)
     assert await way.call(nested, 2) == 3
     nested = distributed_lock("lottery")(deep)
     with pytest.raises(LockMisuse, match="reentrant=True"):
@@ -231,14 +229,14 @@ async def test_a_function_that_calls_itself_needs_reentrant(way: Way, place: Pla
     assert held_names() == []
 
 
-async def _in_the_body() -> list[str]:
+async def _in_the_body():
     return held_names()
 
 
 class Awaited:
     """An object that is called like a coroutine function."""
 
-    async def __call__(self) -> list[str]:
+    async def __call__(self):
         return held_names()
 
 
@@ -252,14 +250,12 @@ def _returns_a_coroutine() -> Any:
     [Awaited(), sync_to_async(held_names), markcoroutinefunction(_returns_a_coroutine)],
     ids=["object", "sync_to_async", "marked"],
 )
-async def test_whatever_is_awaited_is_locked_until_it_is_done(
-    place: Place, function: Callable[..., Any]
-) -> None:
+async def test_whatever_is_awaited_is_locked_until_it_is_done(place, function):
     assert await distributed_lock("lottery")(function)() == ["lottery"]
 
 
-def test_a_plain_function_whose_answer_is_awaited_is_refused(place: Place) -> None:
-    def later() -> Any:
+def test_a_plain_function_whose_answer_is_awaited_is_refused(place):
+    def later():
         return _in_the_body()
 
     with pytest.raises(TypeError, match=r"later\(\)"):
@@ -267,11 +263,11 @@ def test_a_plain_function_whose_answer_is_awaited_is_refused(place: Place) -> No
     assert held_names() == []
 
 
-def _yields() -> Any:
+def _yields():
     yield 1
 
 
-async def _ayields() -> Any:
+async def _ayields():
     yield 1
 
 
@@ -283,10 +279,10 @@ WORK_TO_DO = [_in_the_body, _yields, _ayields]
 async def test_a_result_with_work_still_to_do_is_refused(
     way: Way, place: Place, work: Callable[[], Any]
 ) -> None:
-    def later() -> Any:
+    def later():
         return work()
 
-    async def alater() -> Any:
+    async def alater():
         return work()
 
     function = distributed_lock("lottery")(later if way.name == "sync" else alater)
@@ -296,15 +292,13 @@ async def test_a_result_with_work_still_to_do_is_refused(
 
 
 @pytest.mark.parametrize("work", [_yields, _ayields])
-def test_an_object_that_is_called_like_a_generator_function_is_refused(
-    work: Callable[[], Any],
-) -> None:
+def test_an_object_that_is_called_like_a_generator_function_is_refused(work):
     streaming = type("Streaming", (), {"__call__": staticmethod(work)})()
     with pytest.raises(TypeError, match=r"the generator function <.*Streaming"):
         distributed_lock("lottery")(streaming)
 
 
-def test_a_name_with_an_objects_address_would_be_a_lock_of_its_own(place: Place) -> None:
+def test_a_name_with_an_objects_address_would_be_a_lock_of_its_own(place):
     class Job:
         @distributed_lock("job:{self}")
         def run(self) -> None:
@@ -317,31 +311,29 @@ def test_a_name_with_an_objects_address_would_be_a_lock_of_its_own(place: Place)
 # --- what cannot work is refused where it is written ----------------------------------------------
 
 
-def refused(decorate: Callable[[], object]) -> str:
+def refused(decorate):
     with pytest.raises(TypeError) as raised:
         decorate()
     return str(raised.value)
 
 
-def test_without_its_name_the_line_with_one_is_shown() -> None:
-    says = refused(lambda: distributed_lock(by_position))  # type: ignore[arg-type]
+def test_without_its_name_the_line_with_one_is_shown():
+    says = refused(lambda: distributed_lock(by_position))
     assert "write @distributed_lock('by_position') above def by_position(...)" in says
-    says = refused(lambda: distributed_lock(_in_the_body))  # type: ignore[arg-type]
+    says = refused(lambda: distributed_lock(_in_the_body))
     assert "write @distributed_lock('_in_the_body')" in says
 
 
 @pytest.mark.parametrize("name", [None, "report"])
-def test_a_class_is_refused_with_or_without_a_name(name: str | None) -> None:
-    says = refused(lambda: distributed_lock(name)(Report) if name else distributed_lock(Report))  # type: ignore[arg-type]
+def test_a_class_is_refused_with_or_without_a_name(name):
+    says = refused(lambda: distributed_lock(name)(Report) if name else distributed_lock(Report))
     assert "the class Report" in says
     assert f"@method_decorator(distributed_lock({name or 'Report'!r}), name=" in says
 
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod, property, functools.cached_property])
 @pytest.mark.parametrize("named", [True, False])
-def test_below_a_decorator_that_makes_no_function_is_where_it_stands(
-    kind: Callable[..., Any], named: bool
-) -> None:
+def test_below_a_decorator_that_makes_no_function_is_where_it_stands(kind, named):
     """Above @staticmethod it would make a method of it, which is given self."""
     made = kind(by_position)
     if named:
@@ -352,7 +344,7 @@ def test_below_a_decorator_that_makes_no_function_is_where_it_stands(
         assert f"write @{kind.__name__} above @distributed_lock('" in says
 
 
-def test_below_staticmethod_and_classmethod_it_works(place: Place) -> None:
+def test_below_staticmethod_and_classmethod_it_works(place):
     class Shelf:
         @staticmethod
         @distributed_lock("shelf:{number}")
@@ -392,7 +384,7 @@ for task in (
 """
 
 
-def test_a_celery_task_is_refused_as_workers_would_run_it_without_the_lock() -> None:
+def test_a_celery_task_is_refused_as_workers_would_run_it_without_the_lock():
     lines = python("-c", OVER_TASKS, env={}).stdout.splitlines()
     assert len(lines) == 4 * 3
     for line in lines:
@@ -403,27 +395,23 @@ def test_a_celery_task_is_refused_as_workers_would_run_it_without_the_lock() -> 
 
 
 @pytest.mark.parametrize("manager", [contextlib.contextmanager, contextlib.asynccontextmanager])
-def test_a_context_manager_is_refused_as_its_body_runs_later(
-    manager: Callable[..., Callable[..., Any]],
-) -> None:
-    def numbers() -> Any:
+def test_a_context_manager_is_refused_as_its_body_runs_later(manager):
+    def numbers():
         yield 1
 
-    async def anumbers() -> Any:
+    async def anumbers():
         yield 1
 
     made = manager(numbers if manager is contextlib.contextmanager else anumbers)
     assert "its body runs after the call" in refused(lambda: distributed_lock("report")(made))
 
 
-def test_a_function_that_ends_a_generator_itself_may_stand_under_a_context_manager(
-    place: Place,
-) -> None:
+def test_a_function_that_ends_a_generator_itself_may_stand_under_a_context_manager(place):
     @contextlib.contextmanager
-    def block() -> Iterator[None]:  # Its objects decorate functions, as transaction.atomic does.
+    def block():  # Its objects decorate functions, as transaction.atomic does.
         yield
 
-    def listed(generate: Callable[[], Any]) -> Callable[[], Any]:
+    def listed(generate):
         return functools.wraps(generate)(lambda: list(generate()))
 
     @block()
@@ -444,14 +432,12 @@ def test_a_function_that_ends_a_generator_itself_may_stand_under_a_context_manag
         ({"tll": 3}, "one of ttl, wait, renew,"),
     ],
 )
-def test_an_argument_of_another_library_is_refused_with_what_it_is_called_here(
-    arguments: dict[str, Any], cure: str
-) -> None:
+def test_an_argument_of_another_library_is_refused_with_what_it_is_called_here(arguments, cure):
     for names in (["report"], ["report", "archive"]):
         says = refused(lambda names=names: distributed_lock(*names, **arguments))
         assert f"takes no argument {next(iter(arguments))!r}; pass {cure}" in says
 
 
-def test_a_number_by_position_is_refused_as_it_could_be_either() -> None:
-    says = refused(lambda: distributed_lock("report", 30))  # type: ignore[call-arg]
+def test_a_number_by_position_is_refused_as_it_could_be_either():
+    says = refused(lambda: distributed_lock("report", 30))
     assert "distributed_lock('report', ttl=30, wait=5)" in says

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +17,6 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
     from tests.conftest import Locks
     from tests.support.proxy import Proxy
     from tests.support.ways import Way
@@ -28,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.waits
 
 TTL = 12.0
-KINDS: dict[str, Callable[[], Lock]] = {
+KINDS = {
     "plain": lambda: distributed_lock("lottery", ttl=TTL),
     "permit": lambda: distributed_lock("lottery", ttl=TTL, limit=2),
     "joint": lambda: distributed_lock("lottery", "tombola", ttl=TTL),
@@ -41,9 +37,9 @@ async def test_each_danger_is_told_once_while_the_lease_is_held(
     way: Way, locks: Locks, proxy: Proxy, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     locks.on(proxy)
-    told: list[tuple[Lease, bool, float, str]] = []
+    told = []
 
-    def tell(lease: Lease) -> None:
+    def tell(lease):
         told.append((lease, lease.held, lease.expires_in, threading.current_thread().name))
 
     with received(signals.lease_endangered) as got, caplog.at_level(logging.WARNING):
@@ -78,7 +74,7 @@ async def test_who_asks_late_is_told_at_once_and_left_says_how_early(
     way: Way, locks: Locks, proxy: Proxy
 ) -> None:
     locks.on(proxy)
-    told: list[tuple[str, float]] = []
+    told = []
     lock = distributed_lock("lottery", ttl=TTL)
     with suppress(LockLost):  # A slow machine may renew too late.
         assert await way.acquire(lock)
@@ -99,9 +95,9 @@ async def test_who_asks_late_is_told_at_once_and_left_says_how_early(
     assert told[2][1] <= 0.2 * TTL
 
 
-def test_what_ends_as_planned_is_in_no_danger(locks: Locks, proxy: Proxy) -> None:
+def test_what_ends_as_planned_is_in_no_danger(locks, proxy):
     locks.on(proxy)
-    told: list[Any] = []
+    told = []
     lock = distributed_lock("lottery", ttl=1, renew=False)
     assert lock.acquire()
     lease = lock.lease
@@ -115,9 +111,7 @@ def test_what_ends_as_planned_is_in_no_danger(locks: Locks, proxy: Proxy) -> Non
     proxy.heal()
 
 
-def test_a_callback_that_hangs_or_fails_delays_nobody(
-    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_hangs_or_fails_delays_nobody(locks, proxy, caplog):
     locks.on(proxy)
     go_on, told = threading.Event(), threading.Event()
     with distributed_lock("lottery", ttl=TTL) as lease:
@@ -138,7 +132,7 @@ def test_a_callback_that_hangs_or_fails_delays_nobody(
 
 
 @pytest.mark.parametrize("left", [0, 1, -0.5, True, "0.5", float("nan")])
-def test_left_is_a_part_of_the_ttl(locks: Locks, left: Any) -> None:
+def test_left_is_a_part_of_the_ttl(locks, left):
     says = r"^left must be more than 0 and less than 1, not"
     with distributed_lock("lottery") as lease, pytest.raises(ValueError, match=says):
         lease.on_endangered(print, left=left)

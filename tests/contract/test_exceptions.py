@@ -43,25 +43,25 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_every_error_is_a_lock_error_that_names_the_lock(error: LockError) -> None:
+def test_every_error_is_a_lock_error_that_names_the_lock(error):
     assert isinstance(error, LockError)
     assert error.name in str(error)
     assert str(error).endswith(".")
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_errors_survive_the_way_to_another_process(error: LockError) -> None:
+def test_errors_survive_the_way_to_another_process(error):
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), type(error)(*error.args)):
         assert type(twin) is type(error)
         assert str(twin) == str(error)
         assert vars(twin) == vars(error)
 
 
-def test_an_invalid_name_is_a_value_error_too() -> None:
+def test_an_invalid_name_is_a_value_error_too():
     assert issubclass(InvalidLockName, ValueError)
 
 
-def test_no_error_is_a_kind_of_another() -> None:
+def test_no_error_is_a_kind_of_another():
     kinds = {type(error) for error in ERRORS}
     assert len(kinds) == 6
     assert all(kind.__bases__[0] is LockError for kind in kinds)
@@ -103,7 +103,7 @@ def test_no_error_is_a_kind_of_another() -> None:
         ),
     ],
 )
-def test_errors_read_as_sentences(error: LockError, sentence: str) -> None:
+def test_errors_read_as_sentences(error, sentence):
     assert str(error) == sentence
 
 
@@ -178,5 +178,5 @@ async def test_no_server_at_all_is_unavailable_not_busy(way: Way) -> None:
     assert raised.value.__cause__ is not None
 
 
-def _lock_key(place: ServerPlace) -> str:
+def _lock_key(place):
     return lock_keys(place.locks.prefix, "lottery").lock

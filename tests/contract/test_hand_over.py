@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.signing import Signer
@@ -31,23 +31,20 @@ from tests.support.waiting import HUNG, await_until
 from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
-    from django_redislock import Lease
-    from tests.conftest import Locks
     from tests.support.backends import Place
-    from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
 pytestmark = places(KIND, MEMORY)
 NAME = "order:{7}"  # No template here.
 
 
-async def handed_over(way: Way, lease: Lease, within: float = HUNG) -> str:
+async def handed_over(way, lease, within=HUNG):
     if way.name == "async":
         return await lease.ahand_over(within=within)
     return lease.hand_over(within=within)
 
 
-def baton_of(within: float = HUNG, **options: Any) -> str:
+def baton_of(within=HUNG, **options):
     with distributed_lock(NAME, **options) as lease:
         return lease.hand_over(within=within)
 
@@ -60,7 +57,7 @@ def baton_of(within: float = HUNG, **options: Any) -> str:
 async def test_a_waiter_gets_the_lock_after_who_takes_it_up_and_not_between(
     way: Way, place: Place
 ) -> None:
-    async def wait() -> int:
+    async def wait():
         async with way.entered(distributed_lock(NAME, wait=HUNG)) as lease:
             return lease.fence
 
@@ -87,7 +84,7 @@ async def test_a_waiter_gets_the_lock_after_who_takes_it_up_and_not_between(
 async def test_what_nobody_takes_up_goes_to_the_next_waiter(
     way: Way, place: Place, if_rung: float
 ) -> None:
-    async def wait() -> float:
+    async def wait():
         async with way.entered(distributed_lock(NAME, wait=HUNG)) as lease:
             return time.monotonic() if lease.held else 0.0
 
@@ -102,7 +99,7 @@ async def test_what_nobody_takes_up_goes_to_the_next_waiter(
         await way.acquire(take_up(baton))
 
 
-def test_an_acquire_finds_by_itself_that_nobody_took_it_up(place: Place) -> None:
+def test_an_acquire_finds_by_itself_that_nobody_took_it_up(place):
     baton = baton_of(within=0.1)
     with distributed_lock(NAME, wait=HUNG), pytest.raises(LockLost) as lost:
         in_thread(take_up(baton).acquire).result(HUNG)
@@ -119,7 +116,7 @@ async def test_it_is_taken_up_once(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock(NAME)) as lease:
         baton = await handed_over(way, lease)
 
-    async def again() -> None:
+    async def again():
         async with way.entered(take_up(baton)):
             raise AssertionError
 
@@ -133,21 +130,19 @@ async def test_it_is_taken_up_once(way: Way, place: Place) -> None:
 
 
 @pytest.mark.parametrize("changed", ["x{}", "{}x", "", "a:b", 7])
-def test_a_baton_that_was_changed_is_refused_before_anything_is_sent(
-    changed: Any, place: Place
-) -> None:
+def test_a_baton_that_was_changed_is_refused_before_anything_is_sent(changed, place):
     wrong = changed.format(baton_of()) if isinstance(changed, str) else changed
     with pytest.raises(ValueError, match="baton must be what hand_over"):
         take_up(wrong)
 
 
-def test_a_baton_that_only_a_newer_version_can_read_is_refused_and_says_so() -> None:
+def test_a_baton_that_only_a_newer_version_can_read_is_refused_and_says_so():
     newer = Signer(salt="django_redislock.lease").sign_object(["default", NAME, "id", 1, None, 2])
     with pytest.raises(ValueError, match="a newer one has made it"):
         take_up(newer)
 
 
-def test_a_function_has_no_baton(place: Place) -> None:
+def test_a_function_has_no_baton(place):
     with pytest.raises(LockMisuse, match="can be taken up once"):
         take_up(baton_of())(print)
 
@@ -157,9 +152,9 @@ def test_a_function_has_no_baton(place: Place) -> None:
 
 @both_ways
 async def test_for_the_giver_it_is_over_and_ended_well(way: Way, place: Place) -> None:
-    released: list[bool] = []
+    released = []
 
-    def note(success: bool, **kwargs: object) -> None:
+    def note(success, **kwargs):
         released.append(success)
 
     lock = distributed_lock(NAME, min_hold=60)
@@ -184,7 +179,7 @@ async def test_for_the_giver_it_is_over_and_ended_well(way: Way, place: Place) -
         await way.ensure_held(taken, verify=True)
 
 
-def test_the_end_of_the_block_does_not_hide_what_its_body_raises(place: Place) -> None:
+def test_the_end_of_the_block_does_not_hide_what_its_body_raises(place):
     with suppress(ZeroDivisionError), distributed_lock(NAME) as lease:
         baton = lease.hand_over()
         raise ZeroDivisionError
@@ -192,7 +187,7 @@ def test_the_end_of_the_block_does_not_hide_what_its_body_raises(place: Place) -
         assert lease.held
 
 
-def test_what_would_not_end_with_it_is_refused(place: Place) -> None:
+def test_what_would_not_end_with_it_is_refused(place):
     lock = distributed_lock(NAME, reentrant=True)
     with lock as lease:
         with lock, pytest.raises(LockMisuse, match="reentrant acquire"):
@@ -201,7 +196,7 @@ def test_what_would_not_end_with_it_is_refused(place: Place) -> None:
         lease.hand_over(within=0.1)
 
 
-def test_a_run_keeps_its_lease_which_notes_its_end(place: Place) -> None:
+def test_a_run_keeps_its_lease_which_notes_its_end(place):
     @single_instance("import")
     def work() -> None:
         lease = current_lease()
@@ -214,10 +209,10 @@ def test_a_run_keeps_its_lease_which_notes_its_end(place: Place) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_transaction_ends_first_and_its_lock_may_be_given_on_commit(place: Place) -> None:
+def test_a_transaction_ends_first_and_its_lock_may_be_given_on_commit(place):
     from django.db import transaction
 
-    batons: list[str] = []
+    batons = []
     with transaction.atomic():
         with distributed_lock(NAME, release_on_commit=True) as lease:
             with pytest.raises(LockMisuse, match="transaction is open"):
@@ -246,7 +241,7 @@ def test_without_scripts_nothing_is_handed_over(place: Place) -> None:
 # --- operators -----------------------------------------------------------------------------------
 
 
-def test_operators_see_that_it_was_handed_over_and_may_end_that(place: Place) -> None:
+def test_operators_see_that_it_was_handed_over_and_may_end_that(place):
     baton = baton_of(within=60)
     found = held.get(NAME)
     assert found is not None
@@ -264,7 +259,7 @@ def test_operators_see_that_it_was_handed_over_and_may_end_that(place: Place) ->
 
 
 @pytest.mark.as_permit
-def test_a_lost_reply_costs_a_resend(locks: Locks, proxy: Proxy) -> None:
+def test_a_lost_reply_costs_a_resend(locks, proxy):
     locks.on(proxy)
     assert not distributed_lock(NAME).locked()
     proxy.rule_for_script(scripts.HAND_OVER.sha, "cut_after")
@@ -277,8 +272,8 @@ def test_a_lost_reply_costs_a_resend(locks: Locks, proxy: Proxy) -> None:
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("action", ["hold", "delayreply:0.5"])
 async def test_r4_a_hand_over_that_is_cancelled_under_way_is_undone(
-    action: str, locks: Locks, proxy: Proxy, undo_in_time: None
-) -> None:
+    action, locks, proxy, undo_in_time
+):
     locks.on(proxy, OPTIONS=UNHURRIED)
     async with take_up(await asyncio.to_thread(baton_of)):
         pass  # The server knows the scripts.
@@ -295,12 +290,10 @@ async def test_r4_a_hand_over_that_is_cancelled_under_way_is_undone(
         assert not await distributed_lock(NAME).alocked()
 
 
-async def test_a_hand_over_that_is_cancelled_while_receivers_are_told_is_undone(
-    place: Place,
-) -> None:
+async def test_a_hand_over_that_is_cancelled_while_receivers_are_told_is_undone(place):
     told = asyncio.Event()
 
-    async def hear(**news: object) -> None:
+    async def hear(**news):
         told.set()
         await asyncio.sleep(HUNG)
 
@@ -318,7 +311,7 @@ async def test_a_hand_over_that_is_cancelled_while_receivers_are_told_is_undone(
         assert not await distributed_lock(NAME).alocked()
 
 
-def test_a_hand_over_without_an_answer_is_undone(locks: Locks, proxy: Proxy) -> None:
+def test_a_hand_over_without_an_answer_is_undone(locks, proxy):
     locks.on(proxy)
     with distributed_lock(NAME) as lease:
         proxy.rule_for_script(scripts.HAND_OVER.sha, "cut_after", times=None)

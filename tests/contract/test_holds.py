@@ -215,7 +215,7 @@ async def test_who_waits_has_the_lock_as_soon_as_it_has_cooled(
 ) -> None:
     lock = distributed_lock("lottery", ttl=20, min_hold=3)
 
-    async def wait() -> float:
+    async def wait():
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             return time.monotonic()
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FROM, TO = "account:1", "account:2"
 
 
-async def is_locked(way: Way, *names: str) -> list[bool]:
+async def is_locked(way, *names):
     return [await way.locked(distributed_lock(name)) for name in names]
 
 
@@ -88,7 +88,7 @@ async def test_one_wait_is_for_all_together(way: Way, place: Place) -> None:
     assert await way.acquire(first)
     assert await way.acquire(last)
 
-    async def transfer() -> dict[str, int]:
+    async def transfer():
         async with way.entered(distributed_lock("account:3", TO, FROM, wait=HUNG)) as lease:
             assert lease.held
             return lease.fences
@@ -105,7 +105,7 @@ async def test_nobody_who_waits_for_a_lock_holds_a_later_one(way: Way, place: Pl
     taken = distributed_lock(FROM, ttl=60)
     assert await way.acquire(taken)
 
-    async def transfer() -> bool:
+    async def transfer():
         async with way.entered(distributed_lock(FROM, TO, wait=HUNG)) as lease:
             return lease.held
 
@@ -117,12 +117,12 @@ async def test_nobody_who_waits_for_a_lock_holds_a_later_one(way: Way, place: Pl
     assert await transferring.result()
 
 
-def test_whatever_the_order_they_are_written_in_nobody_waits_for_ever(place: Place) -> None:
+def test_whatever_the_order_they_are_written_in_nobody_waits_for_ever(place):
     names = [f"account:{number}" for number in range(4)]
     balance, most = dict.fromkeys(names, 0), threading.Semaphore(0)
-    seen: list[str] = []
+    seen = []
 
-    def transfer(seed: int) -> None:
+    def transfer(seed):
         choice = random.Random(seed)
         for _ in range(4):
             some = choice.sample(names, k=choice.randint(2, 4))
@@ -161,7 +161,7 @@ async def test_acquire_and_release(way: Way, place: Place) -> None:
 @needs_scripts
 @both_ways
 async def test_the_fields_of_each_name_are_the_arguments(way: Way, place: Place) -> None:
-    def transfer(source: int, target: int = 2) -> list[str]:
+    def transfer(source, target=2):
         return sorted(lock.name for lock in held.list())
 
     lock = distributed_lock("account:{target}", "account:{source}", "bank")
@@ -214,7 +214,7 @@ async def test_operators_see_each_name_and_what_it_belongs_to(way: Way, place: P
 
 @both_ways
 async def test_with_one_of_them_all_is_lost(way: Way, place: Place) -> None:
-    lost: list[Lease] = []
+    lost = []
     lock = distributed_lock(FROM, TO)
     assert await way.acquire(lock)
     lease = lock.lease
@@ -240,7 +240,7 @@ async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(
 ) -> None:
     lock = distributed_lock(FROM, TO)
 
-    async def transfer() -> None:
+    async def transfer():
         async with way.entered(lock) as lease:
             place.force_release(lease.parts[1])
             assert await is_locked(way, FROM) == [True]
@@ -255,7 +255,7 @@ async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(
 
 @both_ways
 async def test_one_of_them_that_has_ended_on_the_server_loses_all(way: Way, place: Place) -> None:
-    lost: list[Lease] = []
+    lost = []
     lock = distributed_lock(FROM, TO, ttl=0.6)
     assert await way.acquire(lock)
     lease = lock.lease
@@ -279,7 +279,7 @@ async def test_a_handle_that_is_shared_has_a_lease_for_each_who_holds(
 ) -> None:
     lock = distributed_lock("gpu", "disk", limit=3, wait=HUNG)
 
-    async def use() -> tuple[int | None, ...]:
+    async def use():
         async with way.entered(lock) as lease:
             assert lock.lease is lease
             await way.sleep(0.02)
@@ -298,15 +298,15 @@ async def test_a_handle_that_is_shared_has_a_lease_for_each_who_holds(
 
 @both_ways
 async def test_signals_tell_of_each_of_them_once_all_are_held(way: Way, place: Place) -> None:
-    told: list[tuple[str, str]] = []
+    told = []
 
-    def acquired(lease: Lease, **kwargs: Any) -> None:
+    def acquired(lease, **kwargs):
         told.append(("acquired", lease.name))
 
-    def released(lease: Lease, **kwargs: Any) -> None:
+    def released(lease, **kwargs):
         told.append(("released", lease.name))
 
-    def timed_out(name: str, **kwargs: Any) -> None:
+    def timed_out(name, **kwargs):
         told.append(("timed out", name))
 
     signals.lock_acquired.connect(acquired)
@@ -332,15 +332,15 @@ async def test_signals_tell_of_each_of_them_once_all_are_held(way: Way, place: P
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_what_is_no_name_is_refused() -> None:
+def test_what_is_no_name_is_refused():
     with pytest.raises(TypeError, match="needs the name of the lock, or several"):
         distributed_lock()
     with pytest.raises(TypeError, match=r"distributed_lock\('report', ttl=30, wait=5\)"):
-        distributed_lock(FROM, 30)  # type: ignore[arg-type]
+        distributed_lock(FROM, 30)
     with pytest.raises(TypeError, match="the name by position"):
-        distributed_lock(name=FROM)  # type: ignore[call-arg]
+        distributed_lock(name=FROM)
     with pytest.raises(ValueError, match=r"using must be one alias.*by two blocks"):
-        distributed_lock(FROM, TO, using=["default", "other"])  # type: ignore[arg-type]
+        distributed_lock(FROM, TO, using=["default", "other"])
     with pytest.raises(InvalidLockName):
         distributed_lock(FROM, "")
     with pytest.raises(InvalidLockName):
@@ -357,7 +357,7 @@ async def test_its_lease_cannot_be_handed_over(way: Way, place: Place) -> None:
         assert lease.held
 
 
-async def _handed_over(lease: Lease) -> str:
+async def _handed_over(lease):
     return lease.hand_over()
 
 
@@ -401,12 +401,12 @@ async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(
 async def test_max_hold_and_renew_count_from_when_all_are_held(
     way: Way, place: Place, bound: dict[str, Any]
 ) -> None:
-    lost: list[str] = []
+    lost = []
 
-    def note(lease: Lease, **_: Any) -> None:
+    def note(lease, **_):
         lost.append(lease.name)
 
-    async def transfer() -> None:
+    async def transfer():
         lock = distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound)
         async with way.entered(lock) as lease:
             first, last = (part.state for part in lease.parts)
@@ -416,7 +416,7 @@ async def test_max_hold_and_renew_count_from_when_all_are_held(
             assert first.hold_until >= last.granted_at + bound.get("max_hold", math.inf)
             assert first.deadline >= last.granted_at + certain_for(1)
 
-    waiting: list[str] = []
+    waiting = []
     taken = distributed_lock(TO, ttl=60)
     assert await way.acquire(taken)
     signals.lock_lost.connect(note)
@@ -438,9 +438,7 @@ async def test_max_hold_and_renew_count_from_when_all_are_held(
 
 
 @pytest.mark.parametrize("bound", [{"max_hold": 1}, {"renew": False}], ids=str)
-def test_what_was_held_for_a_while_ends_with_max_hold_or_renew(
-    place: Place, bound: dict[str, Any]
-) -> None:
+def test_what_was_held_for_a_while_ends_with_max_hold_or_renew(place, bound):
     with held_by_other(TO, ttl=1):
         lease = distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound).__enter__()
     wait_until(lambda: lease.lost_reason)
@@ -457,7 +455,7 @@ async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_aga
     taken = distributed_lock(TO, ttl=60)
     assert await way.acquire(taken)
 
-    async def transfer() -> bool:
+    async def transfer():
         async with way.entered(distributed_lock(FROM, TO, max_hold=60, wait=HUNG)) as lease:
             return lease.held
 
@@ -479,14 +477,14 @@ async def test_a_lease_of_an_outer_block_that_was_lost_while_another_lock_was_aw
     taken = distributed_lock(TO, ttl=60)
     assert await way.acquire(taken)
 
-    async def transfer() -> None:
+    async def transfer():
         nonlocal has_run
         async with way.entered(distributed_lock(FROM, reentrant=True, max_hold=0.5)) as outer:
             leases.append(outer)
             async with way.entered(distributed_lock(FROM, TO, reentrant=True, wait=HUNG)):
                 has_run = True
 
-    leases: list[Lease] = []
+    leases = []
     transferring = way.start(transfer)
     await way.until(lambda: (leases and leases[0].lost_reason) or transferring.done())
     await way.release(taken)
@@ -496,7 +494,7 @@ async def test_a_lease_of_an_outer_block_that_was_lost_while_another_lock_was_aw
     assert await is_locked(way, FROM, TO) == [False, False]
 
 
-def test_a_max_hold_that_is_less_than_the_drift_of_the_ttl_can_be_begun(place: Place) -> None:
+def test_a_max_hold_that_is_less_than_the_drift_of_the_ttl_can_be_begun(place):
     with (
         received(signals.lock_lost) as lost,
         held_by_other(TO, ttl=1),
@@ -506,9 +504,7 @@ def test_a_max_hold_that_is_less_than_the_drift_of_the_ttl_can_be_begun(place: P
     assert lost == []
 
 
-def test_when_all_are_held_max_hold_begins_though_the_server_is_silent_for_a_moment(
-    locks: Locks, proxy: Proxy
-) -> None:
+def test_when_all_are_held_max_hold_begins_though_the_server_is_silent_for_a_moment(locks, proxy):
     locks.on(proxy, UNAVAILABLE_AFTER=HUNG)
     assert not distributed_lock(FROM, TO).locked()  # It has learned the scripts.
     with held_by_other(TO, ttl=1):
@@ -517,9 +513,7 @@ def test_when_all_are_held_max_hold_begins_though_the_server_is_silent_for_a_mom
             assert lease.held
 
 
-def test_a_lease_without_renewals_does_not_run_out_while_another_lock_is_awaited(
-    place: Place,
-) -> None:
+def test_a_lease_without_renewals_does_not_run_out_while_another_lock_is_awaited(place):
     with (
         held_by_other(TO, ttl=2),
         distributed_lock(FROM, TO, ttl=0.5, renew=False, wait=HUNG) as lease,

@@ -14,8 +14,7 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -26,9 +25,6 @@ from django_redislock.backends.memory.backend import Interpreter, ReplyError
 from django_redislock.doctor.rights import called_by_scripts
 from django_redislock.rules.scripts import Script
 from tests.support.servers import Server, missing
-
-if TYPE_CHECKING:
-    from tests.support.servers import Kind
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,7 +38,7 @@ ROUNDED = 2  # ms by which a time that is left may differ, though both were aske
 HEARD = "bell:heard"  # Somebody listens on this channel.
 
 
-def script(source: str) -> Script:
+def script(source):
     text = source.encode()
     return Script("test", text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), ())
 
@@ -66,7 +62,7 @@ return { time[1], time[2], told(redis.pcall(unpack(ARGV))) }
 class Twins:
     """A real server and a keyspace, which are told the same."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server):
         self._server = server
         self._client = server.client()
         self._listener = self._client.pubsub()
@@ -77,10 +73,10 @@ class Twins:
         self._prefix = f"twins-{uuid.uuid4().hex}:"
         self._apart = 0.0  # The most ms that have gone by between the times of the two.
 
-    def key(self, name: str) -> str:
+    def key(self, name):
         return self._prefix + name
 
-    def both(self, script: Script, *args: str | int, keys: tuple[str, ...] = ()) -> tuple[Any, Any]:
+    def both(self, script, *args, keys=()):
         """What a client reads from the two; an error is told by the beginning of its message."""
         begun = time.monotonic()
         moment = self._client.time()
@@ -99,7 +95,7 @@ class Twins:
         except ReplyError as error:
             return there, _error(error)
 
-    def compare(self, command: tuple[str, ...]) -> None:
+    def compare(self, command):
         name, *args = command
         if name not in {"PUBLISH", "TIME"}:
             args[0] = self.key(args[0])
@@ -113,32 +109,32 @@ class Twins:
             same = name == "TIME" or there[2] == here[2]
         assert same, f"{command} answers on the server: {there!r}; in memory: {here!r}"
 
-    def advance(self, ms: int) -> None:
-        self._server.shift += ms / 1000  # type: ignore[attr-defined]
-        self._server.shift_clock(self._server.shift)  # type: ignore[attr-defined]
+    def advance(self, ms):
+        self._server.shift += ms / 1000
+        self._server.shift_clock(self._server.shift)
 
-    def close(self) -> None:
+    def close(self):
         self._listener.close()
         self._client.close()
 
 
-def _error(error: Exception) -> str:
+def _error(error):
     return str(error).removeprefix("ERR ").partition(" script: ")[0]  # redis-py drops it too.
 
 
 @pytest.fixture(scope="module", params=["redis", "valkey"])
-def movable(request: pytest.FixtureRequest) -> Iterator[Server]:
+def movable(request):
     """A server whose clock can be moved, for all examples of this module."""
-    kind: Kind = request.param
+    kind = request.param
     if reason := missing(kind):
         pytest.skip(reason)
     with Server(kind, movable_clock=True) as server:
-        server.shift = 0.0  # type: ignore[attr-defined]
+        server.shift = 0.0
         yield server
 
 
 @pytest.fixture
-def twins(movable: Server) -> Iterator[Twins]:
+def twins(movable):
     """The two, without keys."""
     twins = Twins(movable)
     yield twins
@@ -158,7 +154,7 @@ offsets = st.sampled_from(["0", "1", "5"])
 lifetimes = st.sampled_from(["270", "1270", "4270", "0", "-5", "x"])
 
 
-def command(name: str, *args: str | st.SearchStrategy[str]) -> st.SearchStrategy[tuple[str, ...]]:
+def command(name, *args):
     return st.tuples(*(st.just(arg) if isinstance(arg, str) else arg for arg in (name, *args)))
 
 
@@ -219,7 +215,7 @@ FAMILIES = [st.one_of([one for one in FORMS if f"'{letter}" in repr(one)[:30]]) 
 advances = st.tuples(st.just("advance"), st.sampled_from([500, 1000, 3000]))
 
 
-def test_the_keyspace_has_the_commands_that_the_scripts_use() -> None:
+def test_the_keyspace_has_the_commands_that_the_scripts_use():
     assert {name.decode().lower() for name in Interpreter().commands} == called_by_scripts()
 
 
@@ -300,13 +296,13 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("source", ANSWERS)
-def test_a_script_is_given_and_answers_the_same(twins: Twins, source: str) -> None:
+def test_a_script_is_given_and_answers_the_same(twins, source):
     there, here = twins.both(script(source), "17", "two", keys=("one", "two"))
     assert type(there) is type(here)
     assert there == here
 
 
-def test_an_error_of_lua_is_an_error_reply_and_undoes_nothing(twins: Twins) -> None:
+def test_an_error_of_lua_is_an_error_reply_and_undoes_nothing(twins):
     breaks = script("redis.call('SET', KEYS[1], 'x') return nil .. 'x'")
     for answer in twins.both(breaks, keys=("one",)):
         assert "attempt to concatenate a nil value" in answer
@@ -314,14 +310,14 @@ def test_an_error_of_lua_is_an_error_reply_and_undoes_nothing(twins: Twins) -> N
     assert there == here == b"x"
 
 
-def test_a_key_is_there_until_its_last_millisecond_is_over() -> None:
+def test_a_key_is_there_until_its_last_millisecond_is_over():
     interpreter = Interpreter()
     interpreter.perform("SET", "one", "x", "PX", 10)
     assert interpreter.perform("PTTL", "one", us=10_999) == 0
     assert interpreter.perform("PTTL", "one", us=11_000) == -2
 
 
-def test_an_interpreter_that_nobody_needs_is_collected() -> None:
+def test_an_interpreter_that_nobody_needs_is_collected():
     interpreter = Interpreter()
     assert interpreter.run(script("return redis.call('GET', KEYS[1])"), 0, ["one"], [])[0] is None
     with pytest.raises(ReplyError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,7 +17,6 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from django_redislock.term import Term
     from tests.support.backends import Place
     from tests.support.ways import Way
 
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 pytestmark = places(KIND, MEMORY)
 
 
-def entered(way: Way, term: Term) -> Any:
+def entered(way, term):
     """The block of a term."""
-    lock: Any = term
+    lock = term
     return way.entered(lock)
 
 
@@ -36,14 +35,14 @@ def entered(way: Way, term: Term) -> Any:
 async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fence(
     way: Way, place: Place, ends: Exception | None
 ) -> None:
-    async def lead() -> int:
+    async def lead():
         async with entered(way, leadership("scheduler")) as term:
             assert term.held
             return term.fence
 
     term = leadership("scheduler", ttl=timedelta(seconds=9))
     assert not term.held
-    following: Any = None
+    following = None
     with suppress(ValueError):
         async with entered(way, term) as entered_term:
             assert entered_term is term
@@ -62,7 +61,7 @@ async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fenc
 
 @both_ways
 async def test_a_wait_may_be_bounded(way: Way, place: Place) -> None:
-    async def lead() -> None:
+    async def lead():
         async with entered(way, leadership("scheduler", wait=0)):
             raise AssertionError
 
@@ -73,7 +72,7 @@ async def test_a_wait_may_be_bounded(way: Way, place: Place) -> None:
 
 @both_ways
 async def test_whose_term_is_lost_is_told_by_all_that_it_asks(way: Way, place: Place) -> None:
-    told: list[Term] = []
+    told = []
     with pytest.raises(LockLost) as lost:  # noqa: PT012 - by leaving the block
         async with entered(way, leadership("scheduler", ttl=1)) as term:
             term.on_lost(told.append)
@@ -112,15 +111,14 @@ async def test_who_has_lost_a_shared_term_does_not_take_the_next_for_its_own(
     way: Way, place: Place
 ) -> None:
     term = leadership("scheduler", ttl=3)
-    fences: list[int] = []
-    asked: list[int] = []
+    fences = []
+    asked = []
 
-    async def lead() -> bool:
+    async def lead():
         async with entered(way, term):
             fences.append(term.fence)
             await way.until(lambda: asked)
-            held: bool = term.held
-            return held
+            return term.held
 
     with pytest.raises(LockLost, match="released it by force"):  # noqa: PT012
         async with entered(way, term):
@@ -138,7 +136,7 @@ async def test_who_has_lost_a_shared_term_does_not_take_the_next_for_its_own(
     assert await following.result()
 
 
-def test_before_its_block_there_is_no_term(place: Place) -> None:
+def test_before_its_block_there_is_no_term(place):
     term = leadership("scheduler")
     asks = (term.beat, lambda: term.fence, lambda: term.on_lost(print))
     for ask in asks:
@@ -148,8 +146,8 @@ def test_before_its_block_there_is_no_term(place: Place) -> None:
 
 
 @pytest.mark.parametrize("argument", ["ttl", "wait", "max_silence"])
-def test_arguments_are_named_that_are_no_durations(argument: str) -> None:
-    options: dict[str, Any] = {argument: "soon"}
+def test_arguments_are_named_that_are_no_durations(argument):
+    options = {argument: "soon"}
     with pytest.raises(ValueError, match=f"^{argument} must be"):
         leadership("scheduler", **options)
 
@@ -162,10 +160,9 @@ def test_arguments_are_named_that_are_no_durations(argument: str) -> None:
 async def test_after_too_long_a_silence_another_leads(
     way: Way, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def lead() -> bool:
+    async def lead():
         async with entered(way, leadership("scheduler", wait=HUNG)) as term:
-            held: bool = term.held
-            return held
+            return term.held
 
     with pytest.raises(LockLost, match=r"its beat\(\) was not called for 2 s"):  # noqa: PT012
         async with entered(way, leadership("scheduler", ttl=0.5, max_silence=2)) as term:

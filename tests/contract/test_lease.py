@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,11 +28,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks, MakeProxy, Spawn
+    from tests.conftest import MakeProxy
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
 
@@ -108,22 +104,22 @@ async def test_a_released_lease_is_neither_held_nor_lost(way: Way, place: Place)
 class Losing:
     """The ways in which a lease ends before its time, by reason."""
 
-    def __init__(self, place: Place, proxies: MakeProxy) -> None:
+    def __init__(self, place, proxies):
         self._place = place
         self._make_proxy = proxies
         self._stack = ExitStack()
 
-    def close(self) -> None:
+    def close(self):
         self._stack.close()
 
-    def prepare(self, reason: str) -> None:
+    def prepare(self, reason):
         """Do what must be done before the lease is granted."""
         if reason == "unreachable":
-            server_place: Any = self._place
+            server_place = self._place
             self._proxy = self._make_proxy(server_place.locks.server)
             server_place.on(self._proxy)
 
-    def lose(self, lease: Lease, reason: str) -> None:
+    def lose(self, lease, reason):
         """Let it end on the server, or out of our reach."""
         if reason == "forced":
             self._place.force_release(lease)
@@ -136,7 +132,7 @@ class Losing:
 
 
 @pytest.fixture
-def losing(place: Place, make_proxy: MakeProxy) -> Iterator[Losing]:
+def losing(place, make_proxy):
     """The means to lose a lease."""
     losing = Losing(place, make_proxy)
     yield losing
@@ -176,7 +172,7 @@ async def test_the_watchdog_learns_of_the_loss_and_tells(
     way: Way, place: Place, losing: Losing, reason: str
 ) -> None:
     lock = distributed_lock("lottery", ttl=6)
-    told: list[Lease] = []
+    told = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -196,7 +192,7 @@ async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(
 ) -> None:
     losing.prepare("unreachable")
     lock = distributed_lock("lottery", ttl=4)
-    told: list[Lease] = []
+    told = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -274,24 +270,24 @@ async def test_the_lock_of_the_next_owner_survives_our_late_release(
 # --- on_lost -------------------------------------------------------------------------------------
 
 
-async def lose_now(way: Way, place: Place, lease: Lease) -> None:
+async def lose_now(way, place, lease):
     """Lose a lease, and let its holder know."""
     place.lose_data()
     with pytest.raises(LockLost):
         await way.renew(lease)
 
 
-async def warn_nobody(lease: Any) -> None:
+async def warn_nobody(lease):
     """A callback that nobody would await."""
 
 
-def yield_nothing(lease: Any) -> Iterator[None]:
+def yield_nothing(lease):
     """A callback whose body nobody would run."""
     yield
 
 
 @pytest.mark.parametrize("callback", [warn_nobody, yield_nothing, partial(warn_nobody), None])
-def test_a_callback_that_would_do_nothing_is_refused(callback: Any, locks: Locks) -> None:
+def test_a_callback_that_would_do_nothing_is_refused(callback, locks):
     leader = leadership("leader", max_silence=60)
     with distributed_lock("lottery") as one, distributed_lock("a", "b") as joint, leader as term:
         for register in (one.on_lost, joint.on_lost, term.on_lost):
@@ -306,7 +302,7 @@ def test_a_callback_that_would_do_nothing_is_refused(callback: Any, locks: Locks
 @both_ways
 async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
-    told: list[tuple[str, Lease, bool]] = []
+    told = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -326,7 +322,7 @@ async def test_on_lost_is_called_at_once_if_the_lease_is_lost_already(
     way: Way, place: Place
 ) -> None:
     lock = distributed_lock("lottery")
-    told: list[Lease] = []
+    told = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -355,7 +351,7 @@ async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place
     lease = lock.lease
     assert lease is not None
 
-    def block(lease: Lease) -> None:
+    def block(lease):
         blocking.append(lease)
         go_on.wait(HUNG)
 
@@ -374,11 +370,11 @@ async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place
 async def test_what_on_lost_raises_is_logged_and_stops_nobody(
     way: Way, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(lease: Lease) -> None:
+    def fail(lease):
         raise ZeroDivisionError("of the callback")
 
     lock = distributed_lock("lottery")
-    told: list[Lease] = []
+    told = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -395,7 +391,7 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
 def test_an_on_lost_that_calls_sys_exit_is_logged_and_stops_nobody(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[Any] = []
+    told = []
     lock = distributed_lock("lottery", ttl=1, renew=False)
     assert lock.acquire()
     lease = lock.lease
@@ -414,7 +410,7 @@ def test_an_on_lost_that_calls_sys_exit_is_logged_and_stops_nobody(
 @both_ways
 async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery", ttl=4)
-    told: list[Lease] = []
+    told = []
     assert await way.acquire(lock)
     assert lock.lease is not None
     lock.lease.on_lost(told.append)
@@ -543,7 +539,7 @@ async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
 
 
 @pytest.mark.proves("P10")
-def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) -> None:
+def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place):
     with distributed_lock("lottery") as lease, pytest.raises(TypeError, match="fence"):
         pickle.dumps(lease)
 
@@ -551,23 +547,21 @@ def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) ->
 @pytest.mark.proves("P10")
 @pytest.mark.parametrize("names", [["lottery"], ["lottery", "raffle"]], ids=["one", "several"])
 @pytest.mark.parametrize("twin", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
-def test_a_handle_is_pickled_or_copied_only_without_a_lease(
-    place: Place, twin: Callable[[Lock], object], names: list[str]
-) -> None:
+def test_a_handle_is_pickled_or_copied_only_without_a_lease(place, twin, names):
     lock = distributed_lock(*names)
     with lock, pytest.raises(TypeError, match=r"holds lock 'lottery.* cannot be pickled"):
         twin(lock)
     twin(lock)
 
 
-def lose_with_a_callback_that_never_returns() -> None:
+def lose_with_a_callback_that_never_returns():
     """In a child."""
     lock = distributed_lock("lottery")
     assert lock.acquire()
     assert lock.lease is not None
     entered = threading.Event()
 
-    def block(lease: Lease) -> None:
+    def block(lease):
         entered.set()
         threading.Event().wait()
 
@@ -578,13 +572,11 @@ def lose_with_a_callback_that_never_returns() -> None:
     assert entered.wait(HUNG)
 
 
-def test_on_lost_that_blocks_does_not_keep_the_program_from_ending(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_on_lost_that_blocks_does_not_keep_the_program_from_ending(locks, spawn):
     assert spawn(lose_with_a_callback_that_never_returns).wait() == 0
 
 
-def test_many_callbacks_that_block_do_not_delay_the_next(place: Place) -> None:
+def test_many_callbacks_that_block_do_not_delay_the_next(place):
     go_on, told = threading.Event(), []
     locks = [distributed_lock(f"lottery:{number}") for number in range(8)]
     leases = []
@@ -616,7 +608,7 @@ async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losi
     losing.lose(lease, "unreachable")
     reasons = []
 
-    def is_nearly_over() -> bool:
+    def is_nearly_over():
         reasons.append(lease.lost_reason)
         return lease.expires_in < 0.2
 
@@ -730,7 +722,7 @@ async def test_a_lease_cannot_be_made_shorter(way: Way, place: Place) -> None:
         with pytest.raises(ValueError, match=r"^ttl must be at least that of the lease, 10 s"):
             await way.renew(lease, ttl=5)
         with pytest.raises(ValueError, match=r"^ttl must be"):
-            await way.renew(lease, ttl="long")  # type: ignore[arg-type]
+            await way.renew(lease, ttl="long")
         assert lease.ttl == 10
 
 
@@ -758,9 +750,8 @@ def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place:
     assert lease is not None
     ending = ending_of(lease)._replace(ended="done")
 
-    def answer(ending: flows.Ending) -> bytes:
-        word: bytes = backends["default"].run(flows.result_of(flows.release_call(ending)))
-        return word
+    def answer(ending):
+        return backends["default"].run(flows.result_of(flows.release_call(ending)))
 
     assert answer(ending) == b"released"
     assert answer(ending) == b"released"

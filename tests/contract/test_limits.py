@@ -22,25 +22,24 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
-    from django_redislock.lock import Lock
     from tests.support.backends import Place
     from tests.support.ways import Way
 
 ACME, ALL = Limit("export:acme", 2), Limit("export", 3)
 
 
-def elsewhere(*limits: Limit) -> Lock:
+def elsewhere(*limits):
     """Limits that another thread has taken, and that are to be released here."""
     lock = distributed_lock(limits=limits, wait=0)
     assert in_thread(lock.acquire).result(HUNG)
     return lock
 
 
-def is_full(limit: Limit) -> bool:
+def is_full(limit):
     return distributed_lock(limits=[limit]).locked()
 
 
-def test_each_has_a_permit_and_the_narrow_one_keeps_no_others_out(place: Place) -> None:
+def test_each_has_a_permit_and_the_narrow_one_keeps_no_others_out(place):
     other, third = Limit("export:other", 2), Limit("export:third", 2)
     taken = [elsewhere(ACME, ALL)]
     with distributed_lock(limits=[ACME, ALL], wait=0) as lease:
@@ -71,7 +70,7 @@ async def test_who_waits_for_the_narrow_one_does_not_hold_the_wide_one(
     first = distributed_lock(limits=[narrow, wide])
     assert await way.acquire(first)
 
-    async def export() -> int:
+    async def export():
         async with way.entered(distributed_lock(limits=[narrow, wide], wait=HUNG)) as lease:
             return len(lease.parts)
 
@@ -86,10 +85,10 @@ async def test_who_waits_for_the_narrow_one_does_not_hold_the_wide_one(
     assert await waiting.result() == 2
 
 
-def test_never_more_than_the_limits_under_load(place: Place) -> None:
+def test_never_more_than_the_limits_under_load(place):
     running, seen, most = dict.fromkeys(("a", "b", "all"), 0), [], threading.Lock()
 
-    def export(tenant: str) -> None:
+    def export(tenant):
         limits = [Limit(f"export:{tenant}", 2), Limit("export", 3)]
         for _ in range(4):
             with distributed_lock(limits=limits, wait=HUNG):
@@ -116,7 +115,7 @@ def test_never_more_than_the_limits_under_load(place: Place) -> None:
 async def test_names_and_numbers_are_made_of_the_arguments(way: Way, place: Place) -> None:
     plans = {"acme": 2, "other": 3}
 
-    def export(tenant: str, *, size: int = 1) -> list[tuple[str, int]]:
+    def export(tenant, *, size=1):
         return sorted((lock.name, lock.owner.limit) for lock in held.list())
 
     lock = distributed_lock(
@@ -147,12 +146,12 @@ async def test_several_names_with_a_limit_have_it_each(way: Way, place: Place) -
         assert await way.locked(distributed_lock("gpu", limit=2))
 
 
-def test_what_makes_no_sense_is_refused(place: Place) -> None:
+def test_what_makes_no_sense_is_refused(place):
     for limits in ([], {}, "export", 3):
         with pytest.raises(ValueError, match="limits must be a list of at least one Limit"):
-            distributed_lock(limits=limits)  # type: ignore[arg-type]
+            distributed_lock(limits=limits)
     with pytest.raises(ValueError, match="limits must be a list of Limit, and one is"):
-        distributed_lock(limits=["export"])  # type: ignore[list-item]
+        distributed_lock(limits=["export"])
     with pytest.raises(ValueError, match="'export' twice"):
         distributed_lock(limits=[ALL, Limit("export", 2)])
     for beside in ({"limit": 2}, {}):
@@ -168,11 +167,11 @@ def test_what_makes_no_sense_is_refused(place: Place) -> None:
         with pytest.raises(ValueError, match=r"Limit\('export'\) .* no arguments by name"):
             distributed_lock(limits=[Limit("export", by_place)])(lambda tenant: tenant)
 
-    async def counts() -> int:
+    async def counts():
         return 2
 
     with pytest.raises(ValueError, match="coroutine function"):
-        Limit("export", counts)  # type: ignore[arg-type]
+        Limit("export", counts)
     with pytest.raises(LockMisuse, match="function of arguments, and a block has none"):
         distributed_lock(limits=[Limit("export", lambda: 2)]).acquire()
     same = distributed_lock(limits=[Limit("export:{tenant}", 2), Limit("export:acme", 2)])
@@ -193,14 +192,14 @@ async def test_the_same_name_without_a_limit_is_refused(way: Way, place: Place) 
 def test_a_number_with_a_default_counts_what_is_passed_in_kwargs(
     place: Place, decorate: Any
 ) -> None:
-    def plan_of(plan: str = "free") -> int:
+    def plan_of(plan="free"):
         return {"free": 1, "pro": 10}[plan]
 
-    def taken(**options: str) -> int:
+    def taken(**options):
         (one,) = held.list()
         return one.owner.limit or 1
 
-    def taken_too(**options: str) -> int:
+    def taken_too(**options):
         return taken(**options)
 
     export = decorate(limits=[Limit("export", plan_of)])(taken)

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from wsgiref.util import setup_testing_defaults
 
 import pytest
@@ -27,9 +27,6 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django.http import HttpRequest
     from pytest_django import Settings
 
     from tests.support.backends import Place, ServerPlace
@@ -143,7 +140,7 @@ async def test_a_handle_cannot_release_what_another_handle_holds(way: Way, place
         await way.ensure_held(lease, verify=True)
 
 
-def test_a_lease_taken_in_a_loop_may_be_released_without_one(place: Place) -> None:
+def test_a_lease_taken_in_a_loop_may_be_released_without_one(place):
     lock = distributed_lock("lottery")
     assert asyncio.run(lock.aacquire())
     lock.release()
@@ -154,7 +151,7 @@ def test_a_lease_taken_in_a_loop_may_be_released_without_one(place: Place) -> No
 
 
 @pytest.mark.proves("P10")
-def test_making_a_handle_needs_no_server(settings: Settings) -> None:
+def test_making_a_handle_needs_no_server(settings):
     settings.REDISLOCK = {"default": {"BACKEND": "not.there.Backend"}}
     lock = distributed_lock("lottery")
     assert lock.name == "lottery"
@@ -172,7 +169,7 @@ async def test_one_lock_excludes_all_others_of_its_name(way: Way, place: Place) 
     inside = 0
     seen = []
 
-    async def work() -> None:
+    async def work():
         nonlocal inside
         for _ in range(5):
             async with way.entered(distributed_lock("lottery")):
@@ -247,7 +244,7 @@ async def test_the_owner_is_told_for_humans(way: Way, place: Place) -> None:
 
 
 @contextmanager
-def being_served(path: str) -> Iterator[None]:
+def being_served(path):
     """A request, to all that Django tells of it except its databases."""
     with undisturbed():
         request_started.send(None, environ={"PATH_INFO": path})
@@ -258,7 +255,7 @@ def being_served(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed():
     """Databases are told of no request, as in Django's test client."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
@@ -285,21 +282,21 @@ def test_the_path_of_a_request_is_that_of_django_and_forges_no_line(
 ) -> None:
     paths, told = [], []
 
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request):
         paths.append(request.path)
         with distributed_lock("lottery") as lease:
             paths.append(lease.owner.path)
             told.append(in_thread(busy).result(HUNG))
         return HttpResponse()
 
-    def busy() -> str:
+    def busy():
         with pytest.raises(LockTimeout) as raised:
             distributed_lock("lottery", wait=0).__enter__()
         return f"{raised.value} {held.list()[0].holder}"
 
     settings.ROOT_URLCONF = (re_path(r"(?s).*", view),)
     settings.MIDDLEWARE, settings.ALLOWED_HOSTS = [], ["*"]
-    environ: dict[str, Any] = {}
+    environ = {}
     setup_testing_defaults(environ)
     environ["PATH_INFO"] = sent.encode().decode("latin-1")  # As servers give it, see PEP 3333.
     with undisturbed():
@@ -349,7 +346,7 @@ async def test_nothing_of_a_name_stays_on_the_server_after_its_release(
 # --- blocking code in an event loop --------------------------------------------------------------
 
 
-async def test_a_blocking_acquire_in_a_running_event_loop_is_refused(place: Place) -> None:
+async def test_a_blocking_acquire_in_a_running_event_loop_is_refused(place):
     lock = distributed_lock("lottery", wait=60)
     with pytest.raises(LockMisuse, match=r"'lottery'.*`async with`"), lock:
         pytest.fail("the block ran")
@@ -364,9 +361,7 @@ async def test_a_blocking_acquire_in_a_running_event_loop_is_refused(place: Plac
     await lock.arelease()
 
 
-async def test_as_with_the_orm_blocking_code_can_be_allowed_in_a_loop(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_as_with_the_orm_blocking_code_can_be_allowed_in_a_loop(place, monkeypatch):
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     with distributed_lock("lottery") as lease:
         assert lease.held

@@ -6,7 +6,7 @@ import asyncio
 import gc
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import pytest
@@ -24,10 +24,7 @@ from tests.support.waiting import HUNG, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks
     from tests.support.backends import Place
-    from tests.support.quorums import MakeQuorum
 
 # What is said of loops that nobody has ended properly, of their tasks and of their connections, is
 # for whoever did that.
@@ -39,37 +36,37 @@ pytestmark = [
 LOOPS = 8
 
 
-async def take(name: str) -> None:
+async def take(name):
     async with distributed_lock(name):
         pass
 
 
-def run(name: str) -> None:
+def run(name):
     asyncio.run(take(name))
 
 
-def call(name: str) -> None:
+def call(name):
     async_to_sync(take)(name)
 
 
-def close(name: str) -> None:
+def close(name):
     loop = asyncio.new_event_loop()
     loop.run_until_complete(take(name))
     loop.close()
 
 
-def close_uvloop(name: str) -> None:
+def close_uvloop(name):
     # One that is only dropped is kept by uvloop itself, whatever was done in it.
     loop = uvloop.new_event_loop()
     loop.run_until_complete(take(name))
     loop.close()
 
 
-def drop(name: str) -> None:
+def drop(name):
     asyncio.new_event_loop().run_until_complete(take(name))
 
 
-async def begin_waiting(lock: Lock) -> None:
+async def begin_waiting(lock):
     """Take the lock, and leave a task behind that waits for it."""
     assert await lock.aacquire()
     task = asyncio.create_task(take(lock.name))
@@ -78,13 +75,13 @@ async def begin_waiting(lock: Lock) -> None:
     assert not task.done()
 
 
-def drop_with_a_waiter(name: str) -> None:
+def drop_with_a_waiter(name):
     lock = distributed_lock(name)
     asyncio.new_event_loop().run_until_complete(begin_waiting(lock))
     lock.release()
 
 
-def close_with_a_waiter(name: str) -> None:
+def close_with_a_waiter(name):
     lock = distributed_lock(name)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(begin_waiting(lock))
@@ -92,7 +89,7 @@ def close_with_a_waiter(name: str) -> None:
     lock.release()
 
 
-def descriptors() -> int:
+def descriptors():
     """How many files and connections of this process are open."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
@@ -116,8 +113,8 @@ def test_of_a_loop_that_has_ended_no_connection_stays(
 
 
 def test_nor_does_a_loop_that_is_dropped_while_a_silent_server_of_a_quorum_is_dialed(
-    make_quorum: MakeQuorum, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_quorum, monkeypatch
+):
     monkeypatch.setattr(quorum_servers, "DIAL_AGAIN_AFTER", 0.0)
     quorum = make_quorum()
     quorum.configure(socket_timeout=1.0)
@@ -136,29 +133,27 @@ def test_nor_does_a_loop_that_is_dropped_while_a_silent_server_of_a_quorum_is_di
 
 @pytest.mark.proves("P6")
 @pytest.mark.parametrize("wait", [0, HUNG])
-def test_first_come_is_first_served_from_the_first_acquire_of_a_loop_on(
-    wait: float, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_come_is_first_served_from_the_first_acquire_of_a_loop_on(wait, locks, monkeypatch):
     """Others come in each moment from the one on in which the connection is there."""
-    order: list[int] = []
-    tasks: list[asyncio.Task[None]] = []
+    order = []
+    tasks = []
     adopt = _Loop.adopt
 
-    async def come(number: int) -> None:
+    async def come(number):
         with suppress(LockTimeout):
             async with distributed_lock(NAME, wait=wait if number else HUNG):
                 order.append(number)
 
-    async def come_in_turn() -> None:
+    async def come_in_turn():
         for number in range(1, 30):
             tasks.append(asyncio.create_task(come(number)))
             await asyncio.sleep(0)
 
-    def adopting(loop: _Loop, connection: Any) -> None:
+    def adopting(loop, connection):
         adopt(loop, connection)
         tasks.append(asyncio.create_task(come_in_turn()))
 
-    async def all_come() -> None:
+    async def all_come():
         await come(0)
         while not all(task.done() for task in tasks):
             await asyncio.wait(tasks)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = needs_scripts
 
 
-def test_what_is_no_name_is_refused_before_any_server_is_asked() -> None:
+def test_what_is_no_name_is_refused_before_any_server_is_asked():
     for use in (distributed_lock, held.get):
         with pytest.raises(InvalidLockName, match="it is empty"):
             use("")
@@ -63,7 +63,7 @@ AWKWARD = [
 ]
 
 
-KINDS: dict[str, Any] = {
+KINDS = {
     "(str, Enum)": lambda text: Enum("Name", {"ONE": text}, type=str)["ONE"],
     "StrEnum": lambda text: StrEnum("Name", {"ONE": text})["ONE"],
     "TextChoices": lambda text: models.TextChoices("Name", {"ONE": (text, "One")})["ONE"],
@@ -78,7 +78,7 @@ def test_a_name_of_any_class_of_strings_stands_for_its_text(place: Place, kind: 
     text = f"import-{uuid4().hex}"  # No cache knows it yet.
     name, template = kind(text), kind(f"{text}:{{source}}")
 
-    def locked(source: str = "a") -> list[str]:
+    def locked(source="a"):
         return sorted(one.name for one in held.list())
 
     with distributed_lock(name) as lease:

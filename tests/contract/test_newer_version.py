@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SAYS = f"{NEWER_HOLDER}, which runs a newer version of django_redislock (update this one too)"
 
 
-def test_an_acquire_is_refused_and_says_by_whom_and_what_to_do(place: Place) -> None:
+def test_an_acquire_is_refused_and_says_by_whom_and_what_to_do(place):
     place.write(NAME, newer_lease())
     with pytest.raises(LockTimeout) as refused, distributed_lock(NAME, wait=0):
         pytest.fail("the block ran")
@@ -27,14 +27,14 @@ def test_an_acquire_is_refused_and_says_by_whom_and_what_to_do(place: Place) -> 
     assert place.read(NAME) == newer_lease()
 
 
-def test_a_waiter_leaves_it_alone_and_has_the_lock_when_it_is_over(place: Place) -> None:
+def test_a_waiter_leaves_it_alone_and_has_the_lock_when_it_is_over(place):
     place.write(NAME, newer_lease(), seconds=0.5)
     with distributed_lock(NAME, wait=HUNG) as lease:
         assert lease.held
         assert place.read(NAME) != newer_lease()
 
 
-def test_a_wait_that_is_over_before_says_so_too(place: Place) -> None:
+def test_a_wait_that_is_over_before_says_so_too(place):
     place.write(NAME, newer_lease())
     with pytest.raises(LockTimeout) as refused, distributed_lock(NAME, wait=0.2):
         pytest.fail("the block ran")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,8 +27,6 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
     from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.proxy import Proxy
@@ -37,11 +35,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.no_permit("its locks have limits of their own")
 
 
-def gpu(limit: int = 2, **options: Any) -> Lock:
+def gpu(limit=2, **options):
     return distributed_lock("gpu", limit=limit, **{"wait": 0, **options})
 
 
-def permit_of(lock: Lock) -> int | None:
+def permit_of(lock):
     """The permit that somebody has by this handle."""
     (hold,) = lock._holds
     return hold.lease.permit if hold.lease else None
@@ -50,7 +48,7 @@ def permit_of(lock: Lock) -> int | None:
 @everywhere
 @both_ways
 async def test_so_many_hold_it_at_a_time_and_no_more(way: Way, place: Place) -> None:
-    leases: list[Lease] = []
+    leases = []
     async with AsyncExitStack() as stack:
         for _ in range(3):
             leases += [await stack.enter_async_context(way.entered(gpu(3)))]
@@ -146,7 +144,7 @@ async def test_a_reentrant_acquire_is_of_a_permit_that_is_held(
 ) -> None:
     both = gpu(), gpu()
     assert [await way.acquire(one) for one in both] == [True, True]
-    leases: list[Any] = [one.lease for one in both]
+    leases = [one.lease for one in both]
     assert held.force_release("gpu", leases[lost].id, permit=leases[lost].permit)
     with pytest.raises(LockLost):
         await way.renew(leases[lost])
@@ -161,7 +159,7 @@ async def test_a_reentrant_acquire_is_of_a_permit_that_is_held(
 async def test_a_decorated_function_runs_so_many_times_at_once(way: Way, place: Place) -> None:
     permits = []
 
-    def body(card: int) -> None:
+    def body(card):
         lease = next(one for one in backends["default"].leases.of(f"gpu:{card}"))
         permits.append(lease.permit)
 
@@ -189,7 +187,7 @@ async def test_a_permit_cools_down_alone(way: Way, place: Place) -> None:
 def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place: Place) -> None:
     backend = backends["default"]
 
-    def acquire(letter: str) -> Any:
+    def acquire(letter):
         request = flows.Request(
             *("gpu", letter * 32, letter * 16, Owner(host="web"), 30, 0, HUNG, 0),
             markers=DoneMarkers(True, "", ""),
@@ -259,28 +257,26 @@ def test_the_permit_of_a_baton_is_taken_up(place: Place) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001, True, 2.0, "2"])
-def test_a_limit_is_a_number_of_permits(limit: Any) -> None:
+def test_a_limit_is_a_number_of_permits(limit):
     with pytest.raises(ValueError, match="limit must be an integer, 1 to 1000, not"):
         distributed_lock("gpu", limit=limit)
 
 
-def test_the_name_of_a_lock_with_permits_does_not_look_like_one_of_them() -> None:
+def test_the_name_of_a_lock_with_permits_does_not_look_like_one_of_them():
     with pytest.raises(InvalidLockName, match="ends in # and a number"):
         gpu().__class__("gpu#2", gpu()._options)
     assert distributed_lock("gpu#2").name == distributed_lock("gpu#2", limit=1).name == "gpu#2"
 
 
 @pytest.mark.parametrize(("limit", "other"), [(2, None), (None, 2), (1, None)])
-def test_the_same_name_with_and_without_a_limit_is_refused(
-    place: Place, limit: int | None, other: int | None
-) -> None:
+def test_the_same_name_with_and_without_a_limit_is_refused(place, limit, other):
     with distributed_lock("gpu", limit=limit, wait=0):
         pass
     with pytest.raises(LockMisuse, match="Write the same limit wherever the lock is taken"):
         distributed_lock("gpu", limit=other, wait=0).acquire()
 
 
-def test_two_limits_of_one_name_are_accepted_and_the_greater_one_counts(place: Place) -> None:
+def test_two_limits_of_one_name_are_accepted_and_the_greater_one_counts(place):
     # A number may be a function, of a tenant's plan, say; and the plan may change.
     with gpu(2) as first, gpu(2) as second, gpu(3) as third:
         assert {one.permit for one in (first, second, third)} == {1, 2, 3}
@@ -296,7 +292,7 @@ async def test_with_a_limit_of_one_the_same_is_sent_as_without(
     locks.on(proxy)
     async with way.entered(distributed_lock("warm-up")):
         pass  # It brings the connection and the scripts.
-    sent: list[list[bytes]] = []
+    sent = []
     for limit in (None, 1):
         name = f"gpu:{limit or 0}"
         async with way.entered(distributed_lock(name, limit=limit)) as lease:
@@ -379,10 +375,10 @@ async def test_an_acquire_that_arrives_once_more_after_its_lease_is_over_leaves_
     assert held.list() == []
 
 
-def test_threads_are_never_more_than_there_are_permits(place: Place) -> None:
+def test_threads_are_never_more_than_there_are_permits(place):
     most, holders, guard = [0], set(), threading.Lock()
 
-    def work(number: int) -> None:
+    def work(number):
         for _ in range(5):
             with gpu(3, wait=HUNG) as lease:
                 with guard:

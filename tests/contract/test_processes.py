@@ -8,9 +8,8 @@ import os
 import threading
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import pytest
 
@@ -24,14 +23,10 @@ from tests.support.servers import KIND, Server
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks, Spawn
     from tests.support.backends import Place
-    from tests.support.servers import Kind
 
 
-def hold(name: str, ttl: float) -> None:
+def hold(name, ttl):
     """In a child: hold the lock until told to let go."""
     with distributed_lock(name, ttl=ttl) as lease:
         say({"pid": os.getpid(), "fence": lease.fence, "holder": str(lease.owner)})
@@ -39,7 +34,7 @@ def hold(name: str, ttl: float) -> None:
     say("released")
 
 
-def fork_while_holding(name: str) -> None:
+def fork_while_holding(name):
     """In a child: fork within the block, and tell what the grandchild saw."""
     lock = distributed_lock(name, ttl=10)
     read, write = os.pipe()
@@ -64,7 +59,7 @@ def fork_while_holding(name: str) -> None:
 
 
 @pytest.mark.proves("P1")
-def test_processes_exclude_each_other(locks: Locks, spawn: Spawn) -> None:
+def test_processes_exclude_each_other(locks, spawn):
     child = spawn(hold, "lottery", 10)
     told = child.read()
     lock = distributed_lock("lottery", wait=0)
@@ -80,7 +75,7 @@ def test_processes_exclude_each_other(locks: Locks, spawn: Spawn) -> None:
 
 
 @pytest.mark.proves("R9")
-def test_the_fence_grows_over_processes(locks: Locks, spawn: Spawn) -> None:
+def test_the_fence_grows_over_processes(locks, spawn):
     fences = []
     for _ in range(2):
         with distributed_lock("lottery") as lease:
@@ -93,7 +88,7 @@ def test_the_fence_grows_over_processes(locks: Locks, spawn: Spawn) -> None:
 
 
 @pytest.mark.proves("P2")
-def test_a_killed_holder_costs_at_most_its_ttl(locks: Locks, spawn: Spawn) -> None:
+def test_a_killed_holder_costs_at_most_its_ttl(locks, spawn):
     locks.configure(OPTIONS=PATIENT)
     child = spawn(hold, "lottery", 3)
     child.read()
@@ -103,7 +98,7 @@ def test_a_killed_holder_costs_at_most_its_ttl(locks: Locks, spawn: Spawn) -> No
 
 
 @pytest.mark.proves("P10", "R8")
-def test_a_forked_child_has_nothing_of_its_parents_lease(locks: Locks, spawn: Spawn) -> None:
+def test_a_forked_child_has_nothing_of_its_parents_lease(locks, spawn):
     child = spawn(fork_while_holding, "lottery")
     told = child.read()
     held_there, threads, own, re_entered, misuse = told["seen"]
@@ -117,8 +112,8 @@ def test_a_forked_child_has_nothing_of_its_parents_lease(locks: Locks, spawn: Sp
     assert held.get("lottery") is None
 
 
-def test_a_loop_that_has_ended_leaves_nothing_behind(locks: Locks) -> None:
-    async def once() -> ReferenceType[asyncio.AbstractEventLoop]:
+def test_a_loop_that_has_ended_leaves_nothing_behind(locks):
+    async def once():
         async with distributed_lock("lottery"):
             return ref(asyncio.get_running_loop())
 
@@ -131,9 +126,7 @@ def test_a_loop_that_has_ended_leaves_nothing_behind(locks: Locks) -> None:
 
 
 @pytest.fixture
-def shift_clock(
-    locks: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[float], None]:
+def shift_clock(locks, tmp_path, monkeypatch):
     """Let the wall clock of children be so many seconds ahead of ours; see clock_shim.c."""
     clock = WallClock(tmp_path)
     for name, value in clock.environment.items():
@@ -141,7 +134,7 @@ def shift_clock(
     return clock.shift
 
 
-def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
+def hold_while_the_clock_is_set(name, min_hold):
     """In a child: hold the lock over a step of the wall clock, until it was renewed after it."""
     before, began = time.time(), time.monotonic()
     with distributed_lock(name, ttl=6, min_hold=min_hold) as lease:
@@ -156,9 +149,7 @@ def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
 
 @pytest.mark.proves("R2")
 @pytest.mark.parametrize("seconds", [86_400, -86_400])
-def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
-    seconds: float, shift_clock: Callable[[float], None], locks: Locks, spawn: Spawn
-) -> None:
+def test_a_holder_does_not_mind_when_its_wall_clock_is_set(seconds, shift_clock, locks, spawn):
     began = time.monotonic()
     child = spawn(hold_while_the_clock_is_set, "lottery", 60)
     child.read()
@@ -177,9 +168,7 @@ def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
     assert 60 - (time.monotonic() - began) - 0.1 < seen.expires_in < 60
 
 
-def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(
-    locks: Locks, server_kind: Kind
-) -> None:
+def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(locks, server_kind):
     with Server(server_kind, movable_clock=True) as server:
         locks.on(server)
         with distributed_lock("lottery", min_hold=60):
@@ -194,11 +183,11 @@ def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(
 def test_a_grandchild_that_collects_its_garbage_leaves_the_event_loop_awake(place: Place) -> None:
     """All three processes share the selector of the loop, so no copy of the loop may be closed."""
 
-    async def use_a_lock() -> None:
+    async def use_a_lock():
         async with distributed_lock("lottery") as lease:
             assert lease.held
 
-    def fork_once_more() -> None:
+    def fork_once_more():
         warnings.simplefilter("ignore")  # As an error it would stop the end of the loop.
         loops.clear()
         gc.collect()

@@ -10,7 +10,6 @@ import re
 import threading
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,15 +18,6 @@ from django_redislock.rules import scripts
 from tests import ROOT
 from tests.support.waiting import HUNG, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_django import Settings
-
-    from tests.conftest import MakeProxy
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Endpoint
-
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 NAMES = {one.sha: one.name for one in vars(scripts).values() if isinstance(one, scripts.Script)}
 SERVER = 26  # The column of the line that stands for it.
@@ -35,7 +25,7 @@ SERVER = 26  # The column of the line that stands for it.
 Sent = list[tuple[str, str]]
 
 
-def drawn() -> dict[str, Sent]:
+def drawn():
     """By heading, who sends what in the diagram below it."""
     found = {}
     for section in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]:
@@ -55,40 +45,34 @@ def drawn() -> dict[str, Sent]:
 class Play:
     """Two clients of one server, and what they have sent."""
 
-    def __init__(self, a: Proxy, b: Proxy) -> None:
+    def __init__(self, a, b):
         self.a, self.b = a, b
         for alias in ("default", "b"):  # It brings the connections, and the server the scripts.
             with distributed_lock("warm-up", using=alias):
                 pass
         self.clear()
 
-    def clear(self) -> None:
+    def clear(self):
         """Forget what was sent."""
         self.a.log.clear()
         self.b.log.clear()
 
-    def sent(self) -> Sent:
+    def sent(self):
         logs = [("A", command) for command in self.a.commands("EVALSHA")]
         logs += [("B", command) for command in self.b.commands("EVALSHA")]
         logs.sort(key=lambda entry: entry[1].time)
         return [(who, NAMES[command.args[0].decode()]) for who, command in logs]
 
-    def somebody_waits(self) -> bool:
+    def somebody_waits(self):
         lock = held.get("lottery")
         return lock is not None and lock.waiters > 0
 
-    def has_sent(self, who: str, script: str) -> None:
+    def has_sent(self, who, script):
         wait_until(lambda: (who, script) in self.sent())
 
 
 @pytest.fixture
-def play(
-    server: Endpoint,
-    make_proxy: MakeProxy,
-    settings: Settings,
-    key_prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Play:
+def play(server, make_proxy, settings, key_prefix, monkeypatch):
     # However slow this machine is, a short lease stays a short one.
     monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
     a, b = make_proxy(server), make_proxy(server)
@@ -99,12 +83,12 @@ def play(
     return Play(a, b)
 
 
-def grant(play: Play) -> None:
+def grant(play):
     with distributed_lock("lottery"):
         pass
 
 
-def wait_and_hand_over(play: Play) -> None:
+def wait_and_hand_over(play):
     deadline = time.monotonic() + HUNG
     while _hand_over(play)[-1] != ("B", "renew"):
         # B was too slow to believe the ring, and asked.
@@ -112,11 +96,11 @@ def wait_and_hand_over(play: Play) -> None:
         play.clear()
 
 
-def _hand_over(play: Play) -> Sent:
+def _hand_over(play):
     lock = distributed_lock("lottery", renew=False)
     is_held, over = threading.Event(), threading.Event()
 
-    def wait() -> None:
+    def wait():
         with distributed_lock("lottery", using="b", wait=HUNG, renew=False):
             is_held.set()
             over.wait(HUNG)
@@ -135,7 +119,7 @@ def _hand_over(play: Play) -> Sent:
         waiter.join()
 
 
-def expiry(play: Play) -> None:
+def expiry(play):
     lock = distributed_lock("lottery", ttl=1, renew=False)
     assert lock.acquire()
     with distributed_lock("lottery", using="b", wait=HUNG) as lease:
@@ -143,12 +127,12 @@ def expiry(play: Play) -> None:
     play.a.refuse()
 
 
-def renewal(play: Play) -> None:
+def renewal(play):
     with distributed_lock("lottery", ttl=3) as lease:
         wait_until(lambda: lease.renewals)
 
 
-def loss(play: Play) -> None:
+def loss(play):
     play.a.rule_for_script(scripts.RENEW.sha, "cut_before", times=None)
     lock = distributed_lock("lottery", ttl=1)
     assert lock.acquire()
@@ -163,21 +147,21 @@ def loss(play: Play) -> None:
         lock.release()
 
 
-def lost_replies(play: Play) -> None:
+def lost_replies(play):
     play.a.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
     play.a.rule_for_script(scripts.RELEASE.sha, "cut_after")
     with distributed_lock("lottery"):
         pass
 
 
-def unknown_outcome(play: Play) -> None:
+def unknown_outcome(play):
     play.a.rule_for_script(scripts.ACQUIRE.sha, "cut_after", times=2)
     with pytest.raises(LockUnavailable):
         distributed_lock("lottery", wait=0).acquire()
     assert not distributed_lock("lottery", using="b").locked()
 
 
-PLAYS: dict[str, Callable[[Play], None]] = {
+PLAYS = {
     "Grant": grant,
     "Wait and hand-over": wait_and_hand_over,
     "Expiry with waiters": expiry,
@@ -190,14 +174,14 @@ PLAYS: dict[str, Callable[[Play], None]] = {
 EXACT = {"Grant", "Lost replies", "An outcome that nobody will know"}
 
 
-def test_each_diagram_is_played() -> None:
+def test_each_diagram_is_played():
     assert list(drawn()) == list(PLAYS)
     assert all(drawn().values())
 
 
 @pytest.mark.waits
 @pytest.mark.parametrize("heading", PLAYS)
-def test_a_diagram_is_what_clients_send(heading: str, play: Play) -> None:
+def test_a_diagram_is_what_clients_send(heading, play):
     PLAYS[heading](play)
     sent = [(who, script) for who, script in play.sent() if script != "look"]
     expected = drawn()[heading]

@@ -30,23 +30,14 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, Spawn
-    from tests.support.processes import Child
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Endpoint, Server
-    from tests.support.ways import Way
+    from tests.conftest import Locks
 
 CLAIM = 1.0  # Seconds a lease that was handed over waits for its confirmation.
 LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself.
 
 
 @pytest.fixture
-def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
+def locks(locks, settings):
     """The default alias waits; the rival, in the part of another process, tries once."""
     locks.configure(TTL=30, WAIT=HUNG)
     with against_rival(locks, settings):
@@ -54,7 +45,7 @@ def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
 
 
 @pytest.fixture
-def proxied(locks: Locks, proxy: Proxy, settings: Settings) -> Proxy:
+def proxied(locks, proxy, settings):
     """The default alias goes through a proxy."""
     locks.on(proxy, TTL=30, WAIT=HUNG)
     add_rival(settings, locks)
@@ -62,7 +53,7 @@ def proxied(locks: Locks, proxy: Proxy, settings: Settings) -> Proxy:
 
 
 @pytest.fixture
-def alone(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Locks]:
+def alone(locks, own_server, settings):
     """Both aliases on a server that counts nobody else's commands."""
     shared = locks.server
     locks.on(own_server, TTL=30, WAIT=HUNG)
@@ -71,27 +62,27 @@ def alone(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Lock
     locks.on(shared)  # The other one is gone when all is looked at again.
 
 
-def pass_through(**options: float) -> int:
+def pass_through(**options):
     """Hold the lock for no time; returns the fence."""
     with distributed_lock(NAME, **options) as lease:
         return lease.fence
 
 
-async def pass_by(way: Way) -> None:
+async def pass_by(way):
     """See pass_through()."""
     async with way.entered(distributed_lock(NAME)):
         pass
 
 
-def wait_in_threads(name: str, count: int) -> None:
+def wait_in_threads(name, count):
     """In a child: wait for the lock in many threads, tell of each grant, and hold it shortly."""
 
-    def wait_once() -> None:
+    def wait_once():
         with distributed_lock(name, wait=60) as lease:
             said.append(lease.fence)
             say(lease.fence)
 
-    said: list[int] = []
+    said = []
     threads = [threading.Thread(target=wait_once) for _ in range(count)]
     for thread in threads:
         thread.start()
@@ -100,7 +91,7 @@ def wait_in_threads(name: str, count: int) -> None:
     hear()
 
 
-def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float) -> Child:
+def spawn_waiter(spawn, locks, name=NAME, **options):
     """A child that stands in the queue."""
     place = queued(locks, name) + 1
     child = spawn(hold, name, **options)
@@ -131,7 +122,7 @@ def test_a_release_wakes_the_waiter_long_before_its_next_look(
 
 @pytest.mark.proves("P6", "R14")
 @pytest.mark.slow
-def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alone: Locks) -> None:
+def test_an_idle_waiter_sends_at_most_one_command_per_second(caller, alone):
     locks, waiters = alone, 4
     with rival(ttl=60):
         futures = [caller.start(pass_by(caller.way)) for _ in range(waiters)]
@@ -151,20 +142,18 @@ def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alo
 
 
 @pytest.mark.proves("P6")
-def test_threads_tasks_and_processes_are_served_first_come_first_served(
-    locks: Locks, spawn: Spawn
-) -> None:
-    order: list[str] = []
+def test_threads_tasks_and_processes_are_served_first_come_first_served(locks, spawn):
+    order = []
 
-    def noting(what: str) -> None:
+    def noting(what):
         with distributed_lock(NAME):
             order.append(what)
 
-    async def anoting() -> None:
+    async def anoting():
         async with distributed_lock(NAME):
             order.append("task")
 
-    def is_queued(place: int) -> None:
+    def is_queued(place):
         wait_until(lambda: queued(locks) == place)
 
     with InLoop() as tasks:
@@ -187,7 +176,7 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
 
 @pytest.mark.as_permit
 @pytest.mark.proves("P6", "R14")
-def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> None:
+def test_a_newcomer_never_overtakes_a_waiter(caller, locks):
     holder, waiter_lock = distributed_lock(NAME), distributed_lock(NAME)
     for _ in range(20):
         assert caller.acquire(holder)
@@ -203,13 +192,13 @@ def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> No
 
 @pytest.mark.proves("P6", "R14")
 @pytest.mark.parametrize("waiters", [1, 32])
-def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks) -> None:
+def test_a_hand_over_costs_the_same_however_many_wait(waiters, alone):
     locks = alone
     with rival(ttl=60):
         futures = []
         for place in range(waiters):
             futures.append(in_thread(pass_through))
-            wait_until(lambda place=place: queued(locks) > place)  # type: ignore[misc]
+            wait_until(lambda place=place: queued(locks) > place)
         locks.redis.config_resetstat()
     for future in futures:
         future.result(HUNG)
@@ -227,7 +216,7 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks
 
 
 @pytest.mark.proves("P6")
-def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, spawn: Spawn) -> None:
+def test_a_killed_waiter_is_passed_over_at_once(caller, locks, spawn):
     holder, lock = rival(ttl=60), distributed_lock(NAME)
     assert holder.acquire()
     child = spawn_waiter(spawn, locks)
@@ -242,8 +231,8 @@ def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, sp
 @pytest.mark.proves("P6")
 @pytest.mark.slow
 def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has(
-    caller: Caller, locks: Locks, spawn: Spawn
-) -> None:
+    caller, locks, spawn
+):
     lock, waiters = distributed_lock(NAME), 8
     with rival(ttl=60):
         child = spawn(wait_in_threads, NAME, waiters)
@@ -262,9 +251,7 @@ def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has
 
 
 @pytest.mark.proves("P1", "R14")
-def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(locks, spawn):
     holder, lock = rival(ttl=60), rival(wait=HUNG)
     assert holder.acquire()
     before = lease_of(holder)
@@ -284,7 +271,7 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
 
 
 @pytest.mark.proves("P6")
-def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
+def test_a_late_waiter_keeps_its_place_once(locks, spawn):
     holder, second, third = (distributed_lock(NAME) for _ in range(3))
     assert holder.acquire()
     late = spawn_waiter(spawn, locks)
@@ -311,9 +298,7 @@ def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
 
 @pytest.mark.proves("P6", "R14")
 @pytest.mark.waits
-def test_a_lost_bell_costs_at_most_two_seconds(
-    caller: Caller, locks: Locks, proxied: Proxy
-) -> None:
+def test_a_lost_bell_costs_at_most_two_seconds(caller, locks, proxied):
     lock = distributed_lock(NAME)
     with rival(ttl=60):
         waiter = caller.begin_waiting(lock, locks)
@@ -324,9 +309,7 @@ def test_a_lost_bell_costs_at_most_two_seconds(
     assert is_held_by(locks, lease_of(lock))
 
 
-def test_a_wait_that_runs_out_while_it_is_served_is_served(
-    caller: Caller, locks: Locks, proxied: Proxy
-) -> None:
+def test_a_wait_that_runs_out_while_it_is_served_is_served(caller, locks, proxied):
     lock = distributed_lock(NAME, wait=0.5)
     last_look = proxied.rule("EVALSHA", "hold", match="last")
     with rival(ttl=60):
@@ -339,8 +322,8 @@ def test_a_wait_that_runs_out_while_it_is_served_is_served(
 
 
 def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcomer_has(
-    caller: Caller, locks: Locks, spawn: Spawn
-) -> None:
+    caller, locks, spawn
+):
     ttl = 3
     holder = spawn(hold, NAME, ttl=ttl)
     holder.read()
@@ -356,7 +339,7 @@ def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcom
 
 
 @pytest.mark.proves("R14")
-def test_who_waits_no_more_leaves_keys_that_expire(locks: Locks, spawn: Spawn) -> None:
+def test_who_waits_no_more_leaves_keys_that_expire(locks, spawn):
     with rival(ttl=60):
         spawn_waiter(spawn, locks).kill()
         assert 0 < locks.redis.pttl(keys_of(locks).queue) <= 6000
@@ -365,9 +348,7 @@ def test_who_waits_no_more_leaves_keys_that_expire(locks: Locks, spawn: Spawn) -
 # Confirming what was handed over
 
 
-def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at_once(
-    locks: Locks,
-) -> None:
+def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at_once(locks):
     with rival(ttl=60):
         lock = distributed_lock(NAME, ttl=20)
         blocked = in_thread(lambda: lock.acquire() and block_interpreter(CLAIM + 0.3))
@@ -381,10 +362,8 @@ def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at
     assert rival().acquire() is False
 
 
-def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(
-    locks: Locks,
-) -> None:
-    async def block_loop() -> tuple[bool, bool]:
+def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(locks):
+    async def block_loop():
         async with distributed_lock(NAME, ttl=20) as lease:
             time.sleep(CLAIM + 0.3)
             await lease.aensure_held()  # As above.
@@ -399,8 +378,8 @@ def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(
 
 @pytest.mark.proves("R14")
 def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
-    caller: Caller, locks: Locks, proxied: Proxy
-) -> None:
+    caller, locks, proxied
+):
     lock = distributed_lock(NAME)
     with rival(ttl=60):
         waiter = caller.begin_waiting(lock, locks)
@@ -430,9 +409,7 @@ def test_a_hand_over_is_confirmed_at_once_also_by_a_server_that_has_just_been_re
 
 
 @pytest.mark.waits
-def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(
-    caller: Caller, locks: Locks, if_rung: float
-) -> None:
+def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(caller, locks, if_rung):
     holder, lock = rival(ttl=60, min_hold=3), distributed_lock(NAME)
     asked = time.monotonic()
     assert holder.acquire()
@@ -445,35 +422,31 @@ def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(
 # Few connections
 
 
-def limit_connections(
-    limit: int, locks: Locks, settings: Settings, target: Endpoint | None = None
-) -> None:
+def limit_connections(limit, locks, settings, target=None):
     """Let the default alias have so few; the rival has as many as it likes."""
     locks.on(target or locks.server, TTL=30, WAIT=HUNG, OPTIONS={"max_connections": limit})
     add_rival(settings, locks)
 
 
 @pytest.mark.parametrize("limit", [4, 8])
-def test_more_waiting_threads_than_connections_do_not_starve_each_other(
-    limit: int, locks: Locks
-) -> None:
+def test_more_waiting_threads_than_connections_do_not_starve_each_other(limit, locks):
     locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
 
-    def work() -> None:
+    def work():
         with distributed_lock(NAME):
             time.sleep(0.01)  # So that others come.
 
     assert 1 < most_connections(locks, [work] * 48) <= limit
 
 
-def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
+def queue_up(count, served, locks):
     """Let threads queue for the lock one after the other; each notes when it is served."""
 
-    def wait(number: int) -> None:
+    def wait(number):
         with distributed_lock(NAME):
             served.append(number)
 
-    threads: list[Future[None]] = []
+    threads = []
     for number in range(count):
         threads.append(in_thread(partial(wait, number)))
         wait_until(lambda: queued(locks) == len(threads))
@@ -481,11 +454,9 @@ def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
 
 
 @pytest.mark.proves("P6", "R14")
-def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
-    locks: Locks, settings: Settings, if_rung: float
-) -> None:
+def test_p6_more_waiting_threads_than_connections_are_served_in_turn(locks, settings, if_rung):
     limit_connections(6, locks, settings)
-    served: list[int] = []
+    served = []
     with rival(ttl=60):
         threads = queue_up(12, served, locks)
         newcomer = distributed_lock(NAME, wait=0)
@@ -497,9 +468,7 @@ def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
     assert time.monotonic() - begin < if_rung  # As all were.
 
 
-def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lock(
-    locks: Locks, settings: Settings
-) -> None:
+def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lock(locks, settings):
     limit_connections(6, locks, settings)
     with rival(ttl=60):
         threads = [in_thread(pass_through) for _ in range(12)]
@@ -513,10 +482,10 @@ def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lo
 
 
 def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_their_place(
-    locks: Locks, settings: Settings, proxy: Proxy
-) -> None:
+    locks, settings, proxy
+):
     limit_connections(4, locks, settings, proxy)
-    served: list[int] = []
+    served = []
     with rival(ttl=60):
         threads = queue_up(5, served, locks)
         looks = len(runs(proxy, scripts.ACQUIRE))
@@ -530,12 +499,8 @@ def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_the
 
 @pytest.mark.waits
 def test_waiters_whose_shared_connection_is_half_open_notice_it(
-    locks: Locks,
-    settings: Settings,
-    proxy: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
-    if_rung: float,
-) -> None:
+    locks, settings, proxy, monkeypatch, if_rung
+):
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 1.0)
     limit_connections(4, locks, settings, proxy)
     with rival(ttl=60):
@@ -552,13 +517,13 @@ def test_waiters_whose_shared_connection_is_half_open_notice_it(
 
 
 def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
-    locks: Locks, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    locks, settings, monkeypatch
+):
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.2)
     limit_connections(4, locks, settings)
     before = set(threading.enumerate())
 
-    def listening() -> list[str]:
+    def listening():
         return [one.name for one in set(threading.enumerate()) - before if "bell" in one.name]
 
     for _ in range(2):
@@ -571,10 +536,10 @@ def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
         wait_until(lambda: not listening())
 
 
-def test_64_threads_with_locks_of_their_own_share_a_pool_safely(locks: Locks) -> None:
+def test_64_threads_with_locks_of_their_own_share_a_pool_safely(locks):
     locks.configure(OPTIONS={"max_connections": 16, "client_name": locks.prefix})
 
-    def work(name: str) -> None:
+    def work(name):
         for _ in range(10):
             with distributed_lock(name) as lease:
                 assert is_held_by(locks, lease)
@@ -582,7 +547,7 @@ def test_64_threads_with_locks_of_their_own_share_a_pool_safely(locks: Locks) ->
     assert most_connections(locks, [partial(work, f"{NAME}-{n}") for n in range(64)]) <= 16
 
 
-def most_connections(locks: Locks, works: Sequence[Callable[[], object]]) -> int:
+def most_connections(locks, works):
     """Do all at once, in threads; return the most connections that their alias had, by its name."""
     most, threads = 0, [in_thread(work) for work in works]
     while not all(thread.done() for thread in threads):

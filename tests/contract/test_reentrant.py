@@ -6,7 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -18,15 +18,11 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
     from tests.support.backends import Place
     from tests.support.ways import Way
 
 
-def try_lock(name: str) -> bool:
+def try_lock(name):
     """Take the lock if it is free or ours, and free it again."""
     lock = distributed_lock(name, wait=0, reentrant=True)
     if taken := lock.acquire():
@@ -34,7 +30,7 @@ def try_lock(name: str) -> bool:
     return taken
 
 
-async def atry_lock(name: str) -> bool:
+async def atry_lock(name):
     """See try_lock()."""
     lock = distributed_lock(name, wait=0, reentrant=True)
     if taken := await lock.aacquire():
@@ -42,7 +38,7 @@ async def atry_lock(name: str) -> bool:
     return taken
 
 
-def run_in_thread(function: Callable[[], object]) -> None:
+def run_in_thread(function):
     """Run a function in a new thread, to its end."""
     thread = threading.Thread(target=function)
     thread.start()
@@ -130,11 +126,11 @@ async def test_without_a_wait_it_is_busy_for_its_holder_as_for_anybody_else(
 
 
 async def test_a_blocking_acquire_in_the_thread_of_the_loop_whose_task_holds_it_is_misuse(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, monkeypatch
+):
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Refused though it is allowed to block.
 
-    async def block() -> None:
+    async def block():
         distributed_lock("lottery", wait=60).acquire()
 
     async with distributed_lock("lottery"):
@@ -142,12 +138,10 @@ async def test_a_blocking_acquire_in_the_thread_of_the_loop_whose_task_holds_it_
             await asyncio.create_task(block())
 
 
-async def test_a_blocking_acquire_in_the_thread_of_another_loop_waits(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_blocking_acquire_in_the_thread_of_another_loop_waits(place, monkeypatch):
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
 
-    async def elsewhere() -> bool:
+    async def elsewhere():
         return distributed_lock("lottery", wait=0).acquire()
 
     async with distributed_lock("lottery"):
@@ -164,7 +158,7 @@ async def test_another_thread_or_task_never_re_enters(way: Way, place: Place) ->
         assert await way.start(lambda: way.acquire(other)).result() is False
 
 
-async def test_a_child_task_waits_for_its_parent(place: Place) -> None:
+async def test_a_child_task_waits_for_its_parent(place):
     # A child inherits its parent's context variables, but not its locks.
     async with distributed_lock("lottery"):
         child = asyncio.create_task(distributed_lock("lottery", reentrant=True).aacquire())
@@ -173,21 +167,21 @@ async def test_a_child_task_waits_for_its_parent(place: Place) -> None:
     assert await child is True
 
 
-async def test_a_task_does_not_re_enter_through_sync_to_async(place: Place) -> None:
+async def test_a_task_does_not_re_enter_through_sync_to_async(place):
     async with distributed_lock("lottery") as lease:
         assert await sync_to_async(try_lock)("lottery") is False
         await sync_to_async(lease.ensure_held)(verify=True)
     assert await sync_to_async(try_lock)("lottery") is True
 
 
-def test_a_thread_does_not_re_enter_through_async_to_sync(place: Place) -> None:
+def test_a_thread_does_not_re_enter_through_async_to_sync(place):
     with distributed_lock("lottery") as lease:
         assert async_to_sync(atry_lock)("lottery") is False
         async_to_sync(lease.aensure_held)(verify=True)
     assert async_to_sync(atry_lock)("lottery") is True
 
 
-async def test_blocking_code_takes_and_frees_a_lock_through_sync_to_async(place: Place) -> None:
+async def test_blocking_code_takes_and_frees_a_lock_through_sync_to_async(place):
     lock = distributed_lock("lottery")
     assert await sync_to_async(lock.acquire)()
     assert await sync_to_async(try_lock)("lottery") is True
@@ -196,7 +190,7 @@ async def test_blocking_code_takes_and_frees_a_lock_through_sync_to_async(place:
     assert await atry_lock("lottery") is True
 
 
-def test_a_thread_that_has_ended_leaves_its_lease_to_nobody(place: Place) -> None:
+def test_a_thread_that_has_ended_leaves_its_lease_to_nobody(place):
     # Idents of threads are used again, and that of the next one usually is the same.
     lock = distributed_lock("lottery")
     answers = []
@@ -207,7 +201,7 @@ def test_a_thread_that_has_ended_leaves_its_lease_to_nobody(place: Place) -> Non
     lock.release()
 
 
-async def test_a_task_that_has_ended_leaves_its_lease_to_nobody(place: Place) -> None:
+async def test_a_task_that_has_ended_leaves_its_lease_to_nobody(place):
     lock = distributed_lock("lottery")
     await asyncio.create_task(lock.aacquire())
     answers = [await asyncio.create_task(atry_lock("lottery")) for _ in range(5)]
@@ -218,7 +212,7 @@ async def test_a_task_that_has_ended_leaves_its_lease_to_nobody(place: Place) ->
 # --- a lost lease counts as not held -------------------------------------------------------------
 
 
-async def lose(way: Way, place: Place, lease: Lease) -> None:
+async def lose(way, place, lease):
     """Let the server forget the lease, and let its holder know."""
     place.lose_data()
     with pytest.raises(LockLost):
@@ -309,7 +303,7 @@ async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(
 ) -> None:
     lost, new = distributed_lock("lottery"), distributed_lock("lottery")
 
-    async def acquire() -> Lease | None:
+    async def acquire():
         await way.acquire(lost)
         return lost.lease
 
@@ -324,7 +318,7 @@ async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(
     assert await way.acquire(distributed_lock("lottery", reentrant=True))
 
 
-def test_a_release_hides_no_lease_of_another_thread(place: Place) -> None:
+def test_a_release_hides_no_lease_of_another_thread(place):
     backend = backends["default"]
     lost, new = distributed_lock("lottery"), distributed_lock("lottery")
     here = threading.current_thread()
@@ -334,10 +328,10 @@ def test_a_release_hides_no_lease_of_another_thread(place: Place) -> None:
         assert other.submit(new.acquire).result(HUNG)
         answers = []
 
-        class Seen(type(backend.leases)):  # type: ignore[misc]
+        class Seen(type(backend.leases)):
             """Lets the other thread look just after a change."""
 
-            def pop(self, *args: Any) -> Any:
+            def pop(self, *args):
                 taken = super().pop(*args)
                 if threading.current_thread() is here:
                     answers.append(other.submit(try_lock, "lottery").result(HUNG))
@@ -355,13 +349,11 @@ def test_a_release_hides_no_lease_of_another_thread(place: Place) -> None:
 # --- threads that sync_to_async shares -----------------------------------------------------------
 
 
-async def test_a_task_does_not_nest_in_what_another_task_holds_by_the_same_thread(
-    place: Place,
-) -> None:
+async def test_a_task_does_not_nest_in_what_another_task_holds_by_the_same_thread(place):
     lock = distributed_lock("lottery", reentrant=True)
     held, seen = asyncio.Event(), asyncio.Event()
 
-    async def hold() -> None:
+    async def hold():
         assert await sync_to_async(lock.acquire)()
         assert await sync_to_async(try_lock)("lottery")  # By the same task.
         assert await sync_to_async(lambda: lock.lease)() is not None
@@ -369,7 +361,7 @@ async def test_a_task_does_not_nest_in_what_another_task_holds_by_the_same_threa
         await seen.wait()
         await sync_to_async(lock.release)()
 
-    async def enter() -> None:
+    async def enter():
         await held.wait()
         for reentrant in (True, False):
             other = distributed_lock("lottery", reentrant=reentrant)
@@ -382,8 +374,8 @@ async def test_a_task_does_not_nest_in_what_another_task_holds_by_the_same_threa
     assert await sync_to_async(try_lock)("lottery")
 
 
-async def test_within_one_call_a_lock_nests_also_by_way_of_the_loop(place: Place) -> None:
-    def nest() -> None:
+async def test_within_one_call_a_lock_nests_also_by_way_of_the_loop(place):
+    def nest():
         with distributed_lock("lottery") as lease:
             with distributed_lock("lottery", reentrant=True) as nested:
                 assert nested is lease
@@ -394,7 +386,7 @@ async def test_within_one_call_a_lock_nests_also_by_way_of_the_loop(place: Place
     await sync_to_async(nest)()
 
 
-def test_what_a_thread_holds_itself_nests_in_calls_that_it_serves(place: Place) -> None:
+def test_what_a_thread_holds_itself_nests_in_calls_that_it_serves(place):
     with distributed_lock("lottery"):
         assert async_to_sync(sync_to_async(try_lock))("lottery")
         assert try_lock("lottery")
@@ -404,7 +396,7 @@ def test_what_a_thread_holds_itself_nests_in_calls_that_it_serves(place: Place) 
 
 
 @asynccontextmanager
-async def held_by_calls(lock: Lock) -> AsyncIterator[None]:
+async def held_by_calls(lock):
     """Hold it from one call of sync_to_async to another one."""
     assert await sync_to_async(lock.acquire)()
     try:
@@ -413,7 +405,7 @@ async def held_by_calls(lock: Lock) -> AsyncIterator[None]:
         await sync_to_async(lock.release)()
 
 
-async def refused(lock: Lock) -> None:
+async def refused(lock):
     """Of the caller, neither an acquire nor a look at its lease finds that of another."""
     assert not await sync_to_async(try_lock)("lottery")
     with pytest.raises(LockMisuse, match="another asyncio task holds it by the thread"):
@@ -421,7 +413,7 @@ async def refused(lock: Lock) -> None:
     assert await sync_to_async(lambda: lock.lease)() is None
 
 
-async def test_a_task_begun_by_the_holder_is_another_one(place: Place) -> None:
+async def test_a_task_begun_by_the_holder_is_another_one(place):
     lock = distributed_lock("lottery")
     async with held_by_calls(lock):
         await asyncio.create_task(refused(lock))
@@ -429,10 +421,10 @@ async def test_a_task_begun_by_the_holder_is_another_one(place: Place) -> None:
         assert await sync_to_async(lambda: lock.lease)() is not None
 
 
-async def test_nor_does_it_inherit_the_lock_of_a_task_that_has_ended(place: Place) -> None:
+async def test_nor_does_it_inherit_the_lock_of_a_task_that_has_ended(place):
     lock = distributed_lock("lottery")
 
-    async def acquire() -> asyncio.Task[None]:
+    async def acquire():
         await sync_to_async(lock.acquire)()
         return asyncio.create_task(refused(lock))
 
@@ -440,14 +432,14 @@ async def test_nor_does_it_inherit_the_lock_of_a_task_that_has_ended(place: Plac
     await sync_to_async(lock.release)()
 
 
-async def test_a_task_begun_within_the_call_that_holds_it_is_another_one(place: Place) -> None:
+async def test_a_task_begun_within_the_call_that_holds_it_is_another_one(place):
     lock = distributed_lock("lottery")
 
-    async def begin() -> None:
+    async def begin():
         assert await sync_to_async(try_lock)("lottery")
         await asyncio.create_task(refused(lock))
 
-    def hold() -> None:
+    def hold():
         with lock:
             async_to_sync(begin)()
             assert try_lock("lottery")
@@ -455,10 +447,10 @@ async def test_a_task_begun_within_the_call_that_holds_it_is_another_one(place: 
     await sync_to_async(hold)()
 
 
-def test_so_is_one_that_calls_a_thread_that_holds_it_itself(place: Place) -> None:
+def test_so_is_one_that_calls_a_thread_that_holds_it_itself(place):
     lock = distributed_lock("lottery")
 
-    async def begin() -> None:
+    async def begin():
         assert await sync_to_async(try_lock)("lottery")
         await asyncio.create_task(refused(lock))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -18,23 +18,19 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Way, both_ways
 
 if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from django_redislock.rules.scripts import Script
-    from tests.conftest import MakeServer
-    from tests.support.servers import Server
+    pass
 
 
 class Replicated:
     """A server and its replica."""
 
-    def __init__(self, locks: Locks, replica: Server) -> None:
+    def __init__(self, locks, replica):
         self.locks = locks
         self.replica = replica
 
 
 @pytest.fixture
-def replicated(make_server: MakeServer, settings: Settings, key_prefix: str) -> Replicated:
+def replicated(make_server, settings, key_prefix):
     """Locks that need the acknowledgement of one replica, which is there."""
     server = make_server(repl_diskless_sync_delay=0)
     replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
@@ -55,7 +51,7 @@ async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Re
         assert len(keys) == 1
 
 
-async def refusal(way: Way) -> str:
+async def refusal(way):
     """Acquire until it is refused for want of replicas, and return what that says.
 
     The server asks them for nearly as long as it may take itself: a busy machine may exceed that.
@@ -107,20 +103,18 @@ async def test_acknowledgement_needs_no_scripting(way: Way, replicated: Replicat
     assert held.get("lottery") is None
 
 
-def run(locks: Locks, script: Script, *args: str | int) -> Any:
+def run(locks, script, *args):
     """Run a script as it is, for what no lock asks for at the right moment."""
     keys = script.given(lock_keys(locks.prefix, "lottery"))
-    return locks.redis.eval(script.source, len(keys), *keys, *args)  # type: ignore[arg-type]
+    return locks.redis.eval(script.source, len(keys), *keys, *args)
 
 
-def acquire(locks: Locks, who: str, mode: str, channel: str = "") -> Any:
+def acquire(locks, who, mode, channel=""):
     return run(locks, scripts.ACQUIRE, who * 32, who * 16, 60_000, mode, 0, "", "r", "{}", channel)
 
 
 @pytest.mark.no_permit("it runs the scripts of a lock without a limit")
-def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(
-    replicated: Replicated,
-) -> None:
+def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(replicated):
     locks, replica = replicated.locks, replicated.replica.client()
     channel = f"{locks.prefix}:bell"
     with locks.redis.pubsub() as waiter, replica.pubsub() as heard:
@@ -138,8 +132,8 @@ def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(
 
 
 def test_only_who_accepts_writes_says_that_a_lease_is_gone_or_another_has_it(
-    make_server: MakeServer, settings: Settings, key_prefix: str
-) -> None:
+    make_server, settings, key_prefix
+):
     locks, us = Locks(settings, make_server(), key_prefix), "b" * 32
     acquire(locks, "a", "try")
     locks.redis.config_set("min-replicas-to-write", 1)  # As a master that has lost its replica.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.no_permit("test_permits.py has what a permit costs")
 
-FEATURES: dict[str, dict[str, Any]] = {
+FEATURES = {
     "plain": {},
     "tries once": {"wait": 0},
     "waits": {"wait": 60},
@@ -64,9 +64,7 @@ async def test_an_uncontended_cycle_is_two_round_trips(
 
 @pytest.mark.proves("R11", "R15")
 @pytest.mark.waits
-def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_acquire(
-    locks: Locks, proxy: Proxy
-) -> None:
+def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_acquire(locks, proxy):
     # The server looks for replicas in vain, but less long than the answer may take.
     locks.on(proxy, REPLICAS_ACK=1, TTL=24)
     proxy.rewrite("WAIT", lambda reply: b":1\r\n")
@@ -113,11 +111,11 @@ async def test_several_locks_cost_each_server_as_many_packets_as_one(
     if place.name == "cluster":
         servers = [server.client() for server in shared_cluster().servers]
 
-    def packets() -> list[int]:
+    def packets():
         # A server reads a small packet at once. The question is one too.
         return [int(server.info("stats")["total_reads_processed"]) for server in servers]
 
-    async def cost(*names: str, wanted: int = 2, **options: Any) -> int:
+    async def cost(*names, wanted=2, **options):
         """Of the server that costs most. Watchdogs and replicas send something now and then, and
         a busy machine may read a packet in two: so the fewest for each server, in as many tries as
         it takes.

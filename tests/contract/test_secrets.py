@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import (
-    LockError,
     LockLost,
     LockMisuse,
     LockTimeout,
@@ -26,14 +25,13 @@ from tests.support.ways import both_ways
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-    from tests.conftest import Locks
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
 
 PASSWORD = "hunter2-correct-horse"
 
 
-def shown(*values: object) -> str:
+def shown(*values):
     """All that printing, formatting and raising these values shows."""
     texts = []
     for value in values:
@@ -54,12 +52,12 @@ async def test_the_token_is_never_shown(
     caplog.set_level(logging.DEBUG)
     lock, errors = distributed_lock("lottery", ttl=6, wait=0), []
 
-    async def expect(error: type[LockError], action: Any) -> None:
+    async def expect(error, action):
         with pytest.raises(error) as raised:
             await action
         errors.append(raised.value)
 
-    async def block(other: Any) -> None:
+    async def block(other):
         async with way.entered(other):
             pytest.fail("the block ran")
 
@@ -85,7 +83,7 @@ async def test_the_token_is_never_shown(
 
 
 @pytest.mark.proves("P10", "R1")
-def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place: Place) -> None:
+def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place):
     tokens, ids = set(), set()
     for _ in range(20):
         with distributed_lock("lottery") as lease:
@@ -140,9 +138,7 @@ async def test_a_password_in_the_location_is_not_shown(
     ],
     ids=repr,
 )
-def test_a_password_in_a_wrong_setting_is_not_shown(
-    settings: Settings, default: dict[str, Any]
-) -> None:
+def test_a_password_in_a_wrong_setting_is_not_shown(settings, default):
     settings.REDISLOCK = {"default": default}
     with pytest.raises(ImproperlyConfigured) as raised:
         distributed_lock("lottery", wait=0).acquire()
@@ -159,9 +155,7 @@ def test_a_password_in_a_wrong_setting_is_not_shown(
         (["/usr/lib/python3/celery/__main__.py", "worker"], "celery"),  # python -m celery
     ],
 )
-def test_the_owner_carries_no_arguments(
-    program: list[str], command: str, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_owner_carries_no_arguments(program, command, locks, monkeypatch):
     from django_redislock import holder
 
     monkeypatch.setattr("sys.argv", [*program, f"--password={PASSWORD}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,22 +18,19 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Way, both_ways, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from django_redislock import Lease
-    from tests.conftest import Locks
+    pass
 
 
 class Meeting:
     """A point that the test lets others pass, by either way."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._open = threading.Event()
 
-    def open(self) -> None:
+    def open(self):
         self._open.set()
 
-    async def reached(self, way: Way) -> None:
+    async def reached(self, way):
         await way.until(self._open.is_set)
 
 
@@ -42,7 +39,7 @@ async def test_each_thread_or_task_waits_its_turn_on_one_handle(way: Way, place:
     lock = distributed_lock("lottery", wait=10)
     inside, most = 0, 0
 
-    async def count() -> None:
+    async def count():
         nonlocal inside, most
         async with way.entered(lock) as lease:
             inside += 1
@@ -59,7 +56,7 @@ async def test_each_thread_or_task_waits_its_turn_on_one_handle(way: Way, place:
     assert not await way.locked(lock)
 
 
-def test_who_leaves_hides_no_lease_of_another_thread(locks: Locks) -> None:
+def test_who_leaves_hides_no_lease_of_another_thread(locks):
     lock = distributed_lock("lottery")
 
     class Leaving:
@@ -68,7 +65,7 @@ def test_who_leaves_hides_no_lease_of_another_thread(locks: Locks) -> None:
         block = False
 
         @property
-        def over(self) -> bool:
+        def over(self):
             if self in lock._holds:
                 lock._holds.remove(self)
             return True
@@ -85,7 +82,7 @@ async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(
 ) -> None:
     lock = distributed_lock("lottery")
 
-    async def look() -> Lease | None:
+    async def look():
         return lock.lease
 
     async with way.entered(lock) as lease:
@@ -101,7 +98,7 @@ async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(
 ) -> None:
     lock, done = distributed_lock("lottery", wait=4), Meeting()
 
-    async def hold() -> None:
+    async def hold():
         async with way.entered(lock) as lease:
             await done.reached(way)
             await way.ensure_held(lease, verify=True)
@@ -115,12 +112,12 @@ async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(
     await holder.result()
 
 
-async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place: Place) -> None:
+async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place):
     lock = distributed_lock("lottery", wait=10)
-    leases: list[Lease] = []
+    leases = []
     let_go = asyncio.Event()
 
-    async def hold() -> None:
+    async def hold():
         async with lock as lease:
             leases.append(lease)
             await let_go.wait()
@@ -146,7 +143,7 @@ async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(
 ) -> None:
     lock, lost, done = distributed_lock("lottery"), Meeting(), Meeting()
 
-    async def lose() -> None:
+    async def lose():
         async with way.entered(lock) as lease:
             place.lose_data()
             with pytest.raises(LockLost):
@@ -245,7 +242,7 @@ async def test_a_release_by_one_without_a_lease_never_ends_the_block_of_another(
     lock = distributed_lock(*names, wait=0, reentrant=reentrant)
     entered, done = Meeting(), Meeting()
 
-    async def hold() -> None:
+    async def hold():
         async with way.entered(lock) as lease:
             entered.open()
             await done.reached(way)
@@ -270,7 +267,7 @@ async def test_what_was_acquired_can_be_released_elsewhere_beside_a_block(
     lock = distributed_lock("lottery", limit=2)
     entered, done = Meeting(), Meeting()
 
-    async def hold() -> None:
+    async def hold():
         async with way.entered(lock) as lease:
             entered.open()
             await done.reached(way)
@@ -299,7 +296,7 @@ async def test_of_several_leases_of_others_none_is_released_by_guess(
     assert await way.locked(lock)
 
 
-async def test_a_block_may_be_left_in_another_task_than_it_was_entered_in(place: Place) -> None:
+async def test_a_block_may_be_left_in_another_task_than_it_was_entered_in(place):
     # As an asynchronous fixture does, or a framework's start and end.
     lock = distributed_lock("lottery")
     await asyncio.create_task(lock.__aenter__())
@@ -308,9 +305,7 @@ async def test_a_block_may_be_left_in_another_task_than_it_was_entered_in(place:
     assert not await lock.alocked()
 
 
-async def test_a_block_of_which_it_is_not_known_what_to_end_says_so(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_block_of_which_it_is_not_known_what_to_end_says_so(place, caplog):
     lock = distributed_lock("lottery")
     await asyncio.create_task(lock.__aenter__())
     place.lapse("lottery")
@@ -323,28 +318,28 @@ async def test_a_block_of_which_it_is_not_known_what_to_end_says_so(
 
 
 def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alone(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    locks, monkeypatch
+):
     lock, meeting, leave = distributed_lock("lottery", wait=10), threading.Event(), Meeting()
     backend, interrupts = backends["default"], [KeyboardInterrupt]
     begin, run = backend.begin, backend.run
 
-    def interrupted_first_step(form: Any) -> None:
+    def interrupted_first_step(form):
         begin(form)
         if form.reply is not None:
             interrupt()
 
-    def interrupted_flow(*args: Any) -> Any:
+    def interrupted_flow(*args):
         result = run(*args)
         interrupt()
         return result
 
-    def interrupt() -> None:
+    def interrupt():
         if threading.current_thread() is threading.main_thread() and interrupts:
             assert meeting.wait(HUNG)
             raise interrupts.pop()
 
-    def work() -> bool:
+    def work():
         with lock as lease:
             meeting.set()
             wait_until(leave._open.is_set)
@@ -353,7 +348,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
 
     others = []
 
-    def body() -> None:
+    def body():
         with lock:
             others.append(in_thread(work))
             monkeypatch.setattr(backend, "begin", interrupted_first_step)
@@ -369,9 +364,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
 
 
 @pytest.mark.waits
-def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(locks, monkeypatch):
     monkeypatch.setattr("django_redislock.holds.MOST_HOLDS", 3)
     locks.configure(OPTIONS=PATIENT)
     lock = distributed_lock("lottery", ttl=1, renew=False, wait=HUNG)
@@ -383,9 +376,7 @@ def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_leases_that_nobody_released_leave_nothing_in_this_process(
-    over: bool, locks: Locks
-) -> None:
+def test_leases_that_nobody_released_leave_nothing_in_this_process(over, locks):
     locks.configure(OPTIONS=PATIENT)
     names = [f"once-{number}" for number in range(5)]
     for name in names:
@@ -402,14 +393,12 @@ def test_leases_that_nobody_released_leave_nothing_in_this_process(
 
 
 @pytest.mark.waits
-def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(locks, caplog):
     """Somebody else may release it; whoever wants an end to it sets max_hold."""
     lock = distributed_lock("lottery", ttl=6)
-    leases: list[Lease] = []
+    leases = []
 
-    def acquire() -> None:
+    def acquire():
         assert lock.acquire()
         assert lock.lease is not None
         leases.append(lock.lease)
@@ -418,7 +407,7 @@ def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
     gc.collect()
     before = leases[0].renewals
 
-    def warnings() -> list[str]:
+    def warnings():
         told = [one.getMessage() for one in caplog.records]
         return [one for one in told if "has ended without releasing it" in one]
 
@@ -431,30 +420,28 @@ def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
 
 
 @pytest.mark.waits
-def test_a_block_that_its_task_never_left_is_renewed_and_says_so(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_block_that_its_task_never_left_is_renewed_and_says_so(locks, caplog):
     """As in a streaming response whose client is gone: Django leaves it to the collector."""
 
-    async def parts() -> AsyncIterator[bytes]:
+    async def parts():
         async with distributed_lock("lottery", ttl=6):
             yield b"a"
             yield b"b"
 
-    async def respond(stream: AsyncIterator[bytes]) -> None:
+    async def respond(stream):
         await anext(stream)
 
-    def warnings() -> list[str]:
+    def warnings():
         told = [one.getMessage() for one in caplog.records]
         return [one for one in told if "has ended without releasing it" in one]
 
-    async def serve() -> None:
+    async def serve():
         stream = parts()
         task = asyncio.create_task(respond(stream))
         await task
         await await_until(warnings)
         assert await distributed_lock("lottery").alocked()
-        await stream.aclose()  # type: ignore[attr-defined] # it is a generator
+        await stream.aclose()
         assert task.done()
 
     asyncio.run(serve())

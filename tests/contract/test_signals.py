@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal as os_signals
 import threading
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.dispatch import Signal
@@ -32,8 +32,6 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.proxy import Proxy
@@ -41,14 +39,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def received(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+def received(signal):
     """Collect what a signal says during a block; beside a receiver that always fails."""
-    got: list[dict[str, Any]] = []
+    got = []
 
-    def fail(**kwargs: Any) -> None:
+    def fail(**kwargs):
         raise ZeroDivisionError("of a receiver")
 
-    def collect(**kwargs: Any) -> None:
+    def collect(**kwargs):
         assert kwargs.pop("signal") is signal
         got.append(kwargs)
 
@@ -153,9 +151,9 @@ async def test_lock_unavailable(way: Way, locks: Locks, proxy: Proxy) -> None:
 
 @both_ways
 async def test_each_signal_says_how_the_name_was_written(way: Way, place: Place) -> None:
-    written: list[tuple[str, str]] = []
+    written = []
 
-    def note(lease: Lease, template: str, **kwargs: Any) -> None:
+    def note(lease, template, **kwargs):
         assert lease.template == template
         written.append((lease.name, template))
 
@@ -254,18 +252,16 @@ async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["receiver", "own receiver", "later", "callback"])
-def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure(
-    how: str, place: Place
-) -> None:
+def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure(how, place):
     """So a task hears of its soft time limit, and not only of its hard one."""
 
     class TooLong(Exception):
         pass
 
-    def interrupted(**news: object) -> None:
+    def interrupted(**news):
         os_signals.raise_signal(os_signals.SIGALRM)
 
-    def ring(number: int, frame: object) -> None:
+    def ring(number, frame):
         raise TooLong
 
     signal, connect, disconnect = signals.lock_acquired, Signal.connect, Signal.disconnect
@@ -295,16 +291,14 @@ def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure
     assert not distributed_lock("lottery").locked()
 
 
-async def test_what_a_signal_handler_raises_in_a_coroutine_that_receives_is_no_failure(
-    place: Place,
-) -> None:
+async def test_what_a_signal_handler_raises_in_a_coroutine_that_receives_is_no_failure(place):
     class TooLong(Exception):
         pass
 
-    async def interrupted(**news: object) -> None:
+    async def interrupted(**news):
         os_signals.raise_signal(os_signals.SIGALRM)
 
-    def ring(number: int, frame: object) -> None:
+    def ring(number, frame):
         raise TooLong
 
     before = os_signals.signal(os_signals.SIGALRM, ring)
@@ -322,11 +316,11 @@ async def test_what_a_signal_handler_raises_in_a_coroutine_that_receives_is_no_f
 @pytest.mark.waits
 @both_ways
 async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
-    def slow(**kwargs: Any) -> None:
+    def slow(**kwargs):
         entered.append(kwargs)
         go_on.wait(HUNG)
 
-    entered: list[Any] = []
+    entered = []
     go_on = threading.Event()
     signals.lock_lost.connect(slow)
     try:
@@ -344,9 +338,9 @@ async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Plac
 
 @both_ways
 async def test_a_receiver_may_be_a_coroutine_function(way: Way, place: Place) -> None:
-    got: list[str] = []
+    got = []
 
-    async def receive(signal: Signal, **kwargs: Any) -> None:
+    async def receive(signal, **kwargs):
         got.append(names[signal])
 
     names = {
@@ -369,18 +363,18 @@ async def test_a_receiver_may_be_a_coroutine_function(way: Way, place: Place) ->
 
 
 @pytest.mark.parametrize("what", ["lock_acquired", "lock_released"])
-def test_a_receiver_keeps_no_connection_from_others(what: str, locks: Locks) -> None:
+def test_a_receiver_keeps_no_connection_from_others(what, locks):
     # As few as each of the two threads has one of: there is no second one for a receiver.
     locks.on(locks.server, OPTIONS={"max_connections": 4})
     at_once, told = threading.Barrier(2, timeout=HUNG), []
 
-    def take_another(lease: Lease, **kwargs: Any) -> None:
+    def take_another(lease, **kwargs):
         if lease.name.startswith("first"):
             at_once.wait()
             with distributed_lock(f"of the receiver of {lease.name}"):
                 told.append(lease.name)
 
-    def work(name: str) -> None:
+    def work(name):
         with distributed_lock(name):
             pass
 
@@ -401,10 +395,10 @@ def test_a_receiver_keeps_no_connection_from_others(what: str, locks: Locks) -> 
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-async def test_an_event_loop_calls_receivers_that_never_block(locks: Locks, is_alone: bool) -> None:
-    threads: list[int] = []
+async def test_an_event_loop_calls_receivers_that_never_block(locks, is_alone):
+    threads = []
 
-    def prompt(**kwargs: Any) -> None:
+    def prompt(**kwargs):
         threads.append(threading.get_ident())
         raise ZeroDivisionError("of a receiver")
 
@@ -425,17 +419,17 @@ async def test_an_event_loop_calls_receivers_that_never_block(locks: Locks, is_a
 
 @both_ways
 async def test_a_program_may_replace_the_list_of_receivers(way: Way, locks: Locks) -> None:
-    told: list[str] = []
+    told = []
 
-    def prompt(**kwargs: Any) -> None:
+    def prompt(**kwargs):
         told.append("prompt")
 
-    def other(**kwargs: Any) -> None:
+    def other(**kwargs):
         told.append("other")
 
     signal, lock = signals.lock_acquired, distributed_lock("lottery")
 
-    async def told_now() -> list[str]:
+    async def told_now():
         signal.sender_receivers_cache.clear()  # As all do who replace the list.
         told.clear()
         async with way.entered(lock):

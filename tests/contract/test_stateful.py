@@ -31,11 +31,8 @@ from tests.support.matrix import everywhere
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import redis
 
-    from django_redislock.lock import Lock
     from tests.support.servers import Endpoint
 
 NAME = "lottery"
@@ -47,9 +44,9 @@ actors = st.integers(0, 3)
 class Rival(Actor):
     """A thread that uses a lock as it is told."""
 
-    def __init__(self) -> None:
-        self.lock: Lock = distributed_lock(NAME, ttl=TTL, wait=0)
-        self.waiting: Future[bool] | None = None
+    def __init__(self):
+        self.lock = distributed_lock(NAME, ttl=TTL, wait=0)
+        self.waiting = None
         super().__init__()
 
 
@@ -59,7 +56,7 @@ class LockMachine(RuleBasedStateMachine):
     redis: ClassVar[redis.Redis]
     url: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         prefix = f"stateful-{uuid.uuid4().hex[:8]}"
         setting = {"default": {"LOCATION": self.url, "KEY_PREFIX": prefix}}
@@ -68,9 +65,9 @@ class LockMachine(RuleBasedStateMachine):
         self.keys = lock_keys(prefix, NAME)
         self.actors = [Rival() for _ in range(4)]
         # The model:
-        self.holder: int | None = None
-        self.queue: list[int] = []
-        self.lost: dict[int, Loss] = {}  # Who still has a handle on a lease that is over, and why.
+        self.holder = None
+        self.queue = []
+        self.lost = {}  # Who still has a handle on a lease that is over, and why.
         self.fence = 0
         self.cut = False  # Whether connections were, so that some in the pool may be dead.
 
@@ -200,7 +197,7 @@ class LockMachine(RuleBasedStateMachine):
         for key in {*self.keys} - {self.keys.fence, self.keys.held, self.keys.ran}:
             assert self.redis.pttl(key) != -1, key
 
-    def teardown(self) -> None:
+    def teardown(self):
         try:
             while self.holder is not None or self.queue:
                 self.release()
@@ -212,14 +209,14 @@ class LockMachine(RuleBasedStateMachine):
 
     # --- the model ------------------------------------------------------------------------------
 
-    def _is_free(self, me: int) -> bool:
+    def _is_free(self, me):
         return me != self.holder and me not in self.queue and me not in self.lost
 
-    def _holder(self) -> int:
+    def _holder(self):
         assert self.holder is not None
         return self.holder
 
-    def _is_granted(self, me: int) -> None:
+    def _is_granted(self, me):
         lease = lease_of(self.actors[me].lock)
         assert lease is not None
         assert lease.fence > self.fence
@@ -228,7 +225,7 @@ class LockMachine(RuleBasedStateMachine):
         for loss in self.lost.values():
             loss.is_taken()
 
-    def _next_holds(self) -> None:
+    def _next_holds(self):
         """The first waiter has the lock now."""
         self.holder = None
         if self.queue:
@@ -238,18 +235,18 @@ class LockMachine(RuleBasedStateMachine):
             assert future.result(HUNG) is True
             self._is_granted(me)
 
-    def _loses(self, reason: str) -> None:
+    def _loses(self, reason):
         self.lost[self._holder()] = Loss(reason)
         self.holder = None
 
-    def _forget_what_was_forced(self) -> None:
+    def _forget_what_was_forced(self):
         for loss in self.lost.values():
             loss.is_forgotten()
 
-    def _wait_until_queued(self) -> None:
+    def _wait_until_queued(self):
         """Whoever waits is in the queue, and can be rung."""
 
-        def queued() -> bool:
+        def queued():
             records = self.redis.zrange(self.keys.queue, 0, -1)[1::2]  # After each token.
             channels = [record.split(b"|")[2] for record in records]
             rung = sum(count for _, count in self.redis.pubsub_numsub(*channels))

@@ -9,7 +9,7 @@ waiter as soon as a permit is free that this waiter may have, and nobody before.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pytest
 from django.test import override_settings
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from django_redislock import Lease
     from django_redislock.lock import Lock
-    from tests.support.servers import Endpoint
 
 NAME = "gpu"
 TTL = 100.0  # Long: a lease ends by itself only where a rule says so.
@@ -74,7 +73,7 @@ class PermitMachine(RuleBasedStateMachine):
     redis: ClassVar[redis.Redis]
     url: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         prefix = f"stateful-{uuid.uuid4().hex[:8]}"
         setting = {"default": {"LOCATION": self.url, "KEY_PREFIX": prefix, "TTL": TTL, "WAIT": 0}}
@@ -83,10 +82,10 @@ class PermitMachine(RuleBasedStateMachine):
         self.keys = {number: lock_keys(prefix, NAME, number) for number in range(1, MOST + 1)}
         self.actors = [Actor() for _ in range(ACTORS)]
         # The model:
-        self.holders: dict[int, Grant] = {}  # By permit.
-        self.queue: list[Waiter] = []
+        self.holders = {}  # By permit.
+        self.queue = []
         self.hold = ""  # That of an operator: "first in line", or "begun".
-        self.lost: list[tuple[Grant, Loss]] = []  # What is not released yet, and why it is over.
+        self.lost = []  # What is not released yet, and why it is over.
         self.fence = 0
 
     # --- what actors do ---------------------------------------------------------------------
@@ -138,7 +137,7 @@ class PermitMachine(RuleBasedStateMachine):
         assume(not any(lost.who is grant.who for lost, _ in self.lost))
         mine = [one.lease for one in self._of(grant.who)]
 
-        def enter_again() -> None:
+        def enter_again():
             with distributed_lock(NAME, limit=MOST, reentrant=True) as lease:
                 assert lease in mine
 
@@ -221,7 +220,7 @@ class PermitMachine(RuleBasedStateMachine):
             for key in (keys.lock, keys.queue, keys.forced, keys.past):
                 assert self.redis.pttl(key) != -1, (number, key)
 
-    def teardown(self) -> None:
+    def teardown(self):
         try:
             if self.hold:
                 self.unhold()
@@ -234,7 +233,7 @@ class PermitMachine(RuleBasedStateMachine):
                 actor.close()
             self.overridden.disable()
 
-    def _all_can_be_taken(self) -> None:
+    def _all_can_be_taken(self):
         for lost, _ in self.lost:
             with pytest.raises(LockLost):
                 lost.who.does(lost.lock.release)
@@ -247,41 +246,41 @@ class PermitMachine(RuleBasedStateMachine):
 
     # --- the model ------------------------------------------------------------------------------
 
-    def _awake(self, number: int) -> Actor:
+    def _awake(self, number):
         """That actor, which must not wait, and must know of what it has lost."""
         me = self.actors[number]
         assume(not any(waiter.who is me for waiter in self.queue))
         assume(not any(lost.who is me for lost, _ in self.lost))
         return me
 
-    def _has(self, actor: Actor) -> bool:
+    def _has(self, actor):
         """Whether it has, waits for, or has had and not released anything."""
         lost = [grant for grant, _ in self.lost]
         return any(one.who is actor for one in (*self.queue, *self.holders.values(), *lost))
 
-    def _of(self, actor: Actor) -> list[Grant]:
+    def _of(self, actor):
         return [grant for grant in self.holders.values() if grant.who is actor]
 
-    def _permit(self, data: st.DataObject) -> int:
+    def _permit(self, data):
         """Any that is held."""
         return int(data.draw(st.sampled_from(sorted(self.holders))))
 
-    def _free_for(self, limit: int) -> int | None:
+    def _free_for(self, limit):
         """The lowest permit that is free, if one is that an acquire with this limit may have."""
         if self.hold:
             return None
         return next((one for one in range(1, limit + 1) if one not in self.holders), None)
 
-    def _release(self, number: int) -> None:
+    def _release(self, number):
         grant = self.holders.pop(number)
         grant.who.does(grant.lock.release)
         self._serve()
 
-    def _loses(self, number: int, reason: str) -> None:
+    def _loses(self, number, reason):
         self.lost.append((self.holders.pop(number), Loss(reason)))
         self._serve()
 
-    def _serve(self) -> None:
+    def _serve(self):
         """What is free goes to the first waiters, one after the other, and to nobody else."""
         if self.hold and 1 not in self.holders:
             self._wait_for_the_hold()
@@ -291,8 +290,8 @@ class PermitMachine(RuleBasedStateMachine):
             self._is_granted(me, lock, limit)
         wait_until(lambda: self._queued() == [waiter.limit for waiter in self.queue])
 
-    def _wait_for_the_hold(self) -> None:
-        def begun() -> bool:
+    def _wait_for_the_hold(self):
+        def begun():
             # If the lease has expired, whoever asks next lets it begin.
             assert not distributed_lock(NAME, limit=MOST).acquire()
             return (self.redis.get(self.keys[1].lock) or b"").startswith(b"hold")
@@ -301,15 +300,15 @@ class PermitMachine(RuleBasedStateMachine):
         wait_until(begun)
         self._is_taken(1)
 
-    def _queued(self) -> list[int]:
+    def _queued(self):
         """The limits of those who wait, in the order of the queue on the server."""
         records = self.redis.zrange(self.keys[1].queue, 0, -1)[1::2]  # After each token.
         flags = [record.split(b"|")[4] for record in records if not record.startswith(b"hold")]
         return [int(flag[1:] or b"1") for flag in flags]
 
-    def _is_granted(self, me: Actor, lock: Lock, limit: int) -> None:
+    def _is_granted(self, me, lock, limit):
         (hold,) = lock._holds
-        lease: Any = hold.lease
+        lease = hold.lease
         assert 1 <= lease.permit <= limit
         assert lease.permit not in self.holders
         assert lease.fence > self.fence  # So those of a permit grow, and all were served in turn.
@@ -317,20 +316,18 @@ class PermitMachine(RuleBasedStateMachine):
         self.holders[lease.permit] = Grant(me, lock, lease)
         self._is_taken(lease.permit)
 
-    def _is_taken(self, number: int) -> None:
+    def _is_taken(self, number):
         for loss in self._losses_of(number):
             loss.is_taken()
 
-    def _losses_of(self, number: int) -> list[Loss]:
+    def _losses_of(self, number):
         return [loss for grant, loss in self.lost if grant.lease.permit == number]
 
 
 @pytest.mark.proves("P1", "P3", "R9", "R14")
 @pytest.mark.slow
 @pytest.mark.no_permit("its locks have permits")
-def test_no_history_breaks_the_rules_of_permits(
-    server: Endpoint, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_history_breaks_the_rules_of_permits(server, redis_url, monkeypatch):
     # Nobody is told that a lease has expired, or that the first waiter with a lower limit is gone.
     monkeypatch.setattr(flows, "LOOK_EVERY", 0.1)
     PermitMachine.url = redis_url

@@ -29,20 +29,19 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from django_redislock import Lease
     from tests.conftest import Locks, MakeProxy, Spawn
     from tests.support.backends import Place, ServerPlace
-    from tests.support.proxy import Command, Proxy
+    from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
 
-def taken(lease: Lease | None) -> Lease:
+def taken(lease):
     """The lease, which is there."""
     assert lease is not None
     return lease
 
 
-def sent_after(proxy: Proxy, count: int) -> list[str]:
+def sent_after(proxy, count):
     """The names of the commands that came after the first so many."""
     return [command.name for command in proxy.log[count:]]
 
@@ -129,7 +128,7 @@ def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
     assert lock.acquire()
     exec_ = proxy.rule("EXEC", "hold")
 
-    def steal() -> None:
+    def steal():
         exec_.wait()
         place.locks.redis.set(key, "of the next owner", px=60_000)
         proxy.forward_held()
@@ -164,7 +163,7 @@ def test_03_waiters_come_back_by_bounded_backoff(place: ServerPlace, make_proxy:
 WAIT = {"holder": 0, "waiter": 0.02, "heir": 5}  # An heir has the lock handed over while it waits.
 
 
-def use_the_lock(role: str) -> None:
+def use_the_lock(role):
     """Do all that holders and waiters do."""
     lock = distributed_lock("lottery", ttl=5, wait=WAIT[role], min_hold=3)
     if lock.acquire():
@@ -172,7 +171,7 @@ def use_the_lock(role: str) -> None:
         lock.release()
 
 
-def use_a_naive_lock() -> None:
+def use_a_naive_lock():
     """Lock as it was done before SET had NX and PX."""
     client = redis.Redis.from_url(settings.REDISLOCK["default"]["LOCATION"])
     key = lock_keys(settings.REDISLOCK["default"]["KEY_PREFIX"], "lottery").lock
@@ -181,7 +180,7 @@ def use_a_naive_lock() -> None:
         client.delete(key)
 
 
-def fork_on_demand() -> None:
+def fork_on_demand():
     """In a child: whenever told to, let a new process use the lock, and say when it is gone."""
     while True:
         role = hear()
@@ -196,13 +195,13 @@ def fork_on_demand() -> None:
 class Victims:
     """Processes that use the lock through a proxy, each killed at another command."""
 
-    def __init__(self, place: ServerPlace, proxy: Proxy, spawn: Spawn) -> None:
+    def __init__(self, place, proxy, spawn):
         self._proxy = proxy
         place.on(proxy)
         self._nursery = spawn(fork_on_demand)
         place.on(place.locks.server)
 
-    def kill_at(self, step: int, role: str, action: str) -> Command | None:
+    def kill_at(self, step, role, action):
         """Kill one before or after the server has run its command of that number, from 0.
 
         Returns that command; None if it was through before.
@@ -225,7 +224,7 @@ class Victims:
         return next((one for one in reversed(self._proxy.log) if one.rule is rule), None)
 
 
-def _has_ended(pid: int) -> bool:
+def _has_ended(pid):
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -258,7 +257,7 @@ def test_04_nor_where_scripting_is_forbidden(
     )
 
 
-def kill_at_each_step(victims: Victims, place: ServerPlace, role: str, action: str) -> None:
+def kill_at_each_step(victims, place, role, action):
     """Kill a process at each of its commands, and look for keys without ttl."""
     common = {key(place.locks.prefix).encode() for key in (fence_key, index_key)}
     lock_key = lock_keys(place.locks.prefix, "lottery").lock
@@ -383,14 +382,14 @@ async def test_08_try_lock_with_a_wait_time_and_a_lease_time(way: Way, place: Pl
 # --- 9 -------------------------------------------------------------------------------------------
 
 
-def block_for_ever(ttl: float, max_hold: float | None) -> None:
+def block_for_ever(ttl, max_hold):
     """In a child: hold the lock, and never come back."""
     with distributed_lock("lottery", ttl=ttl, max_hold=max_hold):
         say("holding")
         threading.Event().wait()
 
 
-def test_09_a_lease_is_renewed_automatically(locks: Locks, spawn: Spawn) -> None:
+def test_09_a_lease_is_renewed_automatically(locks, spawn):
     spawn(block_for_ever, 6, None).read()
     lock = distributed_lock("lottery", wait=7)
     with pytest.raises(LockTimeout):
@@ -400,7 +399,7 @@ def test_09_a_lease_is_renewed_automatically(locks: Locks, spawn: Spawn) -> None
     assert seen.renewals >= 2
 
 
-def test_09_a_task_that_blocks_for_ever_does_not_hold_for_ever(locks: Locks, spawn: Spawn) -> None:
+def test_09_a_task_that_blocks_for_ever_does_not_hold_for_ever(locks, spawn):
     start = time.monotonic()
     child = spawn(block_for_ever, 4, 5)
     child.read()
@@ -412,13 +411,13 @@ def test_09_a_task_that_blocks_for_ever_does_not_hold_for_ever(locks: Locks, spa
 # --- 10 ------------------------------------------------------------------------------------------
 
 
-def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(locks: Locks) -> None:
+def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(locks):
     limit, threads, cycles = 8, 64, 8
     locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
-    done: list[int] = []
-    failed: list[BaseException] = []
+    done = []
+    failed = []
 
-    def work(number: int) -> None:
+    def work(number):
         name, fences = f"lottery:{number}", []
         try:
             for _ in range(cycles):
@@ -434,7 +433,7 @@ def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(loc
         except BaseException as error:
             failed.append(error)
 
-    def connections() -> int:
+    def connections():
         return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
 
     workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
@@ -448,12 +447,12 @@ def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(loc
     assert 2 <= most <= limit
 
 
-def test_10_sleeping_waiters_do_not_starve_the_release_that_wakes_them(locks: Locks) -> None:
+def test_10_sleeping_waiters_do_not_starve_the_release_that_wakes_them(locks):
     limit = 6
     locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
     served = []
 
-    def wait(number: int) -> None:
+    def wait(number):
         with distributed_lock("lottery", wait=HUNG):
             served.append(number)
 
@@ -468,11 +467,11 @@ def test_10_sleeping_waiters_do_not_starve_the_release_that_wakes_them(locks: Lo
     assert sorted(served) == list(range(16))
 
 
-def test_10_waiters_do_not_keep_others_from_a_lock_that_is_free(locks: Locks) -> None:
+def test_10_waiters_do_not_keep_others_from_a_lock_that_is_free(locks):
     limit = 6
     locks.configure(OPTIONS={"max_connections": limit})
 
-    def wait() -> None:
+    def wait():
         with distributed_lock("lottery", wait=HUNG):
             pass
 

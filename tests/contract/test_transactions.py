@@ -11,8 +11,8 @@ import os
 import re
 import textwrap
 import unittest
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -49,36 +49,30 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from django.http import HttpRequest
-    from pytest_django import DjangoCaptureOnCommitCallbacks, DjangoDbBlocker, Settings
 
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks
-    from tests.support.backends import Place
 
 pytestmark = pytest.mark.usefixtures("databases")
 
 
 @pytest.fixture
-def locks(locks: Locks) -> Locks:
+def locks(locks):
     """Leases that outlast a pause of the machine, on a server."""
     return locks.on(locks.server, TTL=10, WAIT=0)
 
 
-def kept(name: str = NAME, **options: Any) -> Lock:
+def kept(name=NAME, **options):
     return distributed_lock(name, release_on_commit=True, **options)
 
 
-def is_held(name: str = NAME) -> bool:
+def is_held(name=NAME):
     return distributed_lock(name).locked()
 
 
-def somebody_gets_it(name: str = NAME) -> bool:
+def somebody_gets_it(name=NAME):
     """Whether another thread gets the lock at once."""
 
-    def get() -> bool:
+    def get():
         lock = distributed_lock(name, wait=0)
         if got := lock.acquire():
             lock.release()
@@ -90,7 +84,7 @@ def somebody_gets_it(name: str = NAME) -> bool:
 # The fault and the cure
 
 
-def order_the_first(lock: Lock, found: list[int], work: Callable[[], object]) -> None:
+def order_the_first(lock, found, work):
     """What a new user writes. *found* gets the number of orders that there were."""
     with atomic(using=SHOP):
         with lock:
@@ -100,12 +94,10 @@ def order_the_first(lock: Lock, found: list[int], work: Callable[[], object]) ->
         work()
 
 
-def test_a_lock_released_before_the_commit_lets_the_next_holder_read_what_was_before(
-    locks: Locks,
-) -> None:
-    found: list[int] = []
+def test_a_lock_released_before_the_commit_lets_the_next_holder_read_what_was_before(locks):
+    found = []
 
-    def somebody_orders_too() -> None:
+    def somebody_orders_too():
         lock = distributed_lock(NAME, wait=HUNG)
         other = in_thread_of_its_own(lambda: order_the_first(lock, found, int))
         # Two such rows on any other database: SQLite has one writer at a time.
@@ -115,11 +107,11 @@ def test_a_lock_released_before_the_commit_lets_the_next_holder_read_what_was_be
     assert found == [0, 0]
 
 
-def test_with_release_on_commit_the_next_holder_reads_what_was_committed(locks: Locks) -> None:
-    found: list[int] = []
+def test_with_release_on_commit_the_next_holder_reads_what_was_committed(locks):
+    found = []
     others = []
 
-    def somebody_wants_to_order_too() -> None:
+    def somebody_wants_to_order_too():
         lock = kept(wait=HUNG)
         others.append(in_thread_of_its_own(lambda: order_the_first(lock, found, int)))
         wait_until(lambda: queued(locks) == 1)
@@ -134,9 +126,7 @@ def test_with_release_on_commit_the_next_holder_reads_what_was_committed(locks: 
 # When it is released
 
 
-def test_a_lock_that_ends_within_a_transaction_is_released_by_its_commit(
-    place: Place, databases: None
-) -> None:
+def test_a_lock_that_ends_within_a_transaction_is_released_by_its_commit(place, databases):
     with atomic(using=SHOP):
         with kept() as lease:
             pass
@@ -147,7 +137,7 @@ def test_a_lock_that_ends_within_a_transaction_is_released_by_its_commit(
     assert not lease.held
 
 
-def test_by_hand_it_is_the_same(locks: Locks) -> None:
+def test_by_hand_it_is_the_same(locks):
     lock = kept()
     with atomic(using=SHOP):
         assert lock.acquire()
@@ -159,7 +149,7 @@ def test_by_hand_it_is_the_same(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_a_decorated_function_too(locks: Locks) -> None:
+def test_a_decorated_function_too(locks):
     @kept("{name}")
     def use(name: str) -> None:
         assert is_held(name)
@@ -170,7 +160,7 @@ def test_a_decorated_function_too(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_so_is_one_that_was_taken_before_the_transaction_began(locks: Locks) -> None:
+def test_so_is_one_that_was_taken_before_the_transaction_began(locks):
     lock = kept()
     assert lock.acquire()
     with atomic(using=SHOP):
@@ -179,7 +169,7 @@ def test_so_is_one_that_was_taken_before_the_transaction_began(locks: Locks) -> 
     assert is_left_clean(locks)
 
 
-def test_without_a_transaction_it_is_released_at_once(locks: Locks) -> None:
+def test_without_a_transaction_it_is_released_at_once(locks):
     with kept():
         pass
     assert is_left_clean(locks)
@@ -190,7 +180,7 @@ def test_without_a_transaction_it_is_released_at_once(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_what_ends_after_the_commit_is_released_at_once(locks: Locks) -> None:
+def test_what_ends_after_the_commit_is_released_at_once(locks):
     lock = kept()
     with atomic(using=SHOP):
         assert lock.acquire()
@@ -199,7 +189,7 @@ def test_what_ends_after_the_commit_is_released_at_once(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_a_rollback_releases_it(locks: Locks) -> None:
+def test_a_rollback_releases_it(locks):
     with suppress(OnPurpose), atomic(using=SHOP):
         with kept():
             order()
@@ -209,7 +199,7 @@ def test_a_rollback_releases_it(locks: Locks) -> None:
     assert orders() == 0
 
 
-def test_an_exception_in_its_block_does_not_release_it_before(locks: Locks) -> None:
+def test_an_exception_in_its_block_does_not_release_it_before(locks):
     with suppress(OnPurpose), atomic(using=SHOP):
         try:
             with kept():
@@ -219,7 +209,7 @@ def test_an_exception_in_its_block_does_not_release_it_before(locks: Locks) -> N
     assert is_left_clean(locks)
 
 
-def test_a_rollback_without_an_exception_too(locks: Locks) -> None:
+def test_a_rollback_without_an_exception_too(locks):
     with atomic(using=SHOP):
         with kept():
             order()
@@ -230,7 +220,7 @@ def test_a_rollback_without_an_exception_too(locks: Locks) -> None:
 
 
 @pytest.mark.parametrize("savepoint", [True, False])
-def test_the_end_of_an_inner_block_does_not(savepoint: bool, locks: Locks) -> None:
+def test_the_end_of_an_inner_block_does_not(savepoint, locks):
     with atomic(using=SHOP):
         with atomic(using=SHOP, savepoint=savepoint), kept():
             order()
@@ -239,7 +229,7 @@ def test_the_end_of_an_inner_block_does_not(savepoint: bool, locks: Locks) -> No
     assert orders() == 1
 
 
-def test_nor_does_the_rollback_of_an_inner_block(locks: Locks) -> None:
+def test_nor_does_the_rollback_of_an_inner_block(locks):
     with atomic(using=SHOP):
         with suppress(OnPurpose), atomic(using=SHOP):
             with atomic(using=SHOP), kept():
@@ -251,7 +241,7 @@ def test_nor_does_the_rollback_of_an_inner_block(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_a_connection_that_is_closed_releases_it(locks: Locks) -> None:
+def test_a_connection_that_is_closed_releases_it(locks):
     with suppress(OnPurpose), atomic(using=SHOP):
         with kept():
             pass
@@ -264,7 +254,7 @@ def test_a_connection_that_is_closed_releases_it(locks: Locks) -> None:
         raise OnPurpose
 
 
-def test_it_waits_for_the_transactions_of_all_databases(locks: Locks) -> None:
+def test_it_waits_for_the_transactions_of_all_databases(locks):
     with atomic(using=AUDIT):
         with atomic(using=SHOP), kept():
             pass
@@ -272,8 +262,8 @@ def test_it_waits_for_the_transactions_of_all_databases(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_other_threads_transactions_do_not_count(locks: Locks) -> None:
-    def use() -> None:
+def test_other_threads_transactions_do_not_count(locks):
+    def use():
         with kept():
             pass
 
@@ -283,7 +273,7 @@ def test_other_threads_transactions_do_not_count(locks: Locks) -> None:
 
 
 @pytest.mark.waits
-def test_it_is_renewed_until_then(locks: Locks) -> None:
+def test_it_is_renewed_until_then(locks):
     locks.configure(TTL=6)
     with atomic(using=SHOP):
         with kept() as lease:
@@ -293,8 +283,8 @@ def test_it_is_renewed_until_then(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_it_is_released_in_turn_with_other_callbacks(locks: Locks) -> None:
-    found: list[bool] = []
+def test_it_is_released_in_turn_with_other_callbacks(locks):
+    found = []
     with atomic(using=SHOP):
         with kept():
             on_commit(lambda: found.append(is_held()), using=SHOP)
@@ -302,10 +292,10 @@ def test_it_is_released_in_turn_with_other_callbacks(locks: Locks) -> None:
     assert found == [True, False]
 
 
-def test_a_callback_that_fails_before_it_does_not_keep_it_for_ever(locks: Locks) -> None:
+def test_a_callback_that_fails_before_it_does_not_keep_it_for_ever(locks):
     """Django calls no callback after one that failed, but forgets them."""
 
-    def fail() -> None:
+    def fail():
         raise OnPurpose
 
     with suppress(OnPurpose), atomic(using=SHOP):
@@ -316,11 +306,11 @@ def test_a_callback_that_fails_before_it_does_not_keep_it_for_ever(locks: Locks)
 
 
 @pytest.mark.waits
-def test_the_end_of_a_thread_lets_it_lapse(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_a_thread_lets_it_lapse(locks, caplog):
     locks.configure(TTL=6)
     open_for_ever = []
 
-    def begin_and_leave() -> None:
+    def begin_and_leave():
         open_for_ever.append(connections[SHOP])
         open_for_ever[0].inc_thread_sharing()
         atomic(using=SHOP).__enter__()
@@ -334,13 +324,11 @@ def test_the_end_of_a_thread_lets_it_lapse(locks: Locks, caplog: pytest.LogCaptu
 
 
 @pytest.mark.waits
-def test_what_the_garbage_collector_finds_lapses(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_garbage_collector_finds_lapses(locks, caplog):
     """It may run anywhere, also in the middle of an operation, so nothing is released there."""
     locks.configure(TTL=6)
 
-    def fail() -> None:
+    def fail():
         error = OnPurpose()
         error.args = (error,)  # Nothing but the collector can delete it, and what it refers to.
         raise error
@@ -365,10 +353,8 @@ def test_what_the_garbage_collector_finds_lapses(
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize("others", [(), ("other",)], ids=len)
 @pytest.mark.parametrize("again", [True, False])
-def test_min_hold_counts_only_after_a_commit(
-    commits: bool, others: tuple[str, ...], again: bool, locks: Locks
-) -> None:
-    def both(**options: Any) -> Lock:
+def test_min_hold_counts_only_after_a_commit(commits, others, again, locks):
+    def both(**options):
         return distributed_lock(NAME, *others, release_on_commit=True, **options)
 
     with suppress(OnPurpose), atomic(using=SHOP):
@@ -382,10 +368,10 @@ def test_min_hold_counts_only_after_a_commit(
     assert is_held() == commits  # It cools down.
 
 
-def test_the_signal_comes_with_the_release(locks: Locks) -> None:
-    news: list[Any] = []
+def test_the_signal_comes_with_the_release(locks):
+    news = []
 
-    def note(**given: Any) -> None:
+    def note(**given):
         news.append((given["success"], connections[SHOP].in_atomic_block))
 
     lock_released.connect(note)
@@ -405,7 +391,7 @@ def test_the_signal_comes_with_the_release(locks: Locks) -> None:
 
 
 @pytest.mark.parametrize("again", [{}, {"release_on_commit": True}, {"reentrant": True}], ids=str)
-def test_its_transaction_takes_it_again_at_once(again: dict[str, Any], locks: Locks) -> None:
+def test_its_transaction_takes_it_again_at_once(again, locks):
     with atomic(using=SHOP):
         with kept() as lease:
             pass
@@ -418,7 +404,7 @@ def test_its_transaction_takes_it_again_at_once(again: dict[str, Any], locks: Lo
     assert is_left_clean(locks)
 
 
-def test_what_was_taken_again_may_end_after_the_commit(locks: Locks) -> None:
+def test_what_was_taken_again_may_end_after_the_commit(locks):
     again = distributed_lock(NAME)
     with atomic(using=SHOP):
         with kept():
@@ -431,7 +417,7 @@ def test_what_was_taken_again_may_end_after_the_commit(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_an_inner_acquire_keeps_it_for_the_outer_one(locks: Locks) -> None:
+def test_an_inner_acquire_keeps_it_for_the_outer_one(locks):
     with atomic(using=SHOP):
         with distributed_lock(NAME), kept(reentrant=True):
             pass
@@ -439,8 +425,8 @@ def test_an_inner_acquire_keeps_it_for_the_outer_one(locks: Locks) -> None:
     assert is_left_clean(locks)
 
 
-def test_a_loss_within_the_block_is_told_at_its_end(locks: Locks) -> None:
-    def lose() -> None:
+def test_a_loss_within_the_block_is_told_at_its_end(locks):
+    def lose():
         with atomic(using=SHOP), kept() as lease:
             order()
             locks.redis.delete(keys_of(locks).lock)
@@ -452,9 +438,7 @@ def test_a_loss_within_the_block_is_told_at_its_end(locks: Locks) -> None:
     assert orders() == 0
 
 
-def test_a_loss_after_the_block_is_logged_and_the_next_acquire_raises_it(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loss_after_the_block_is_logged_and_the_next_acquire_raises_it(locks, caplog):
     with atomic(using=SHOP):
         with kept() as lease:
             pass
@@ -471,7 +455,7 @@ def test_a_loss_after_the_block_is_logged_and_the_next_acquire_raises_it(
 
 
 @contextmanager
-def by_hand() -> Iterator[None]:
+def by_hand():
     """Have this thread commit to the shop by hand."""
     set_autocommit(False, using=SHOP)
     try:
@@ -482,9 +466,7 @@ def by_hand() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("block", [nullcontext, lambda: atomic(using=SHOP)], ids=["no", "in one"])
-def test_a_commit_by_hand_is_refused_before_anything_is_taken(
-    block: Callable[[], AbstractContextManager[Any]], locks: Locks
-) -> None:
+def test_a_commit_by_hand_is_refused_before_anything_is_taken(block, locks):
     """Django calls the callbacks of on_commit() only when autocommit is switched on again."""
     with by_hand(), block():
         with pytest.raises(LockMisuse, match=r"autocommit is off.* leave release_on_commit out"):
@@ -499,10 +481,8 @@ def test_a_commit_by_hand_is_refused_before_anything_is_taken(
     assert is_left_clean(locks)
 
 
-def test_a_connection_whose_settings_turn_it_off_is_refused_as_soon_as_it_is_used(
-    locks: Locks,
-) -> None:
-    def use() -> None:
+def test_a_connection_whose_settings_turn_it_off_is_refused_as_soon_as_it_is_used(locks):
+    def use():
         with kept():
             pass  # This thread has no connection to the shop.
         with pytest.raises(LockMisuse, match="released at once"), kept():
@@ -518,9 +498,7 @@ def test_a_connection_whose_settings_turn_it_off_is_refused_as_soon_as_it_is_use
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_is_switched_off_under_the_lock_is_told_with_the_release(
-    nested: bool, locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_switched_off_under_the_lock_is_told_with_the_release(nested, locks, caplog):
     lock = kept()
     assert lock.acquire()
     with by_hand(), atomic(using=SHOP) if nested else nullcontext():
@@ -535,7 +513,7 @@ def test_what_is_switched_off_under_the_lock_is_told_with_the_release(
     assert is_left_clean(locks)
 
 
-def test_the_other_databases_still_end_it(locks: Locks) -> None:
+def test_the_other_databases_still_end_it(locks):
     lock = kept()
     assert lock.acquire()
     with atomic(using=AUDIT):
@@ -548,7 +526,7 @@ def test_the_other_databases_still_end_it(locks: Locks) -> None:
 # Asynchronous code
 
 
-async def test_async_code_is_told_to_use_it_where_the_transaction_is(locks: Locks) -> None:
+async def test_async_code_is_told_to_use_it_where_the_transaction_is(locks):
     with pytest.raises(LockMisuse, match=r"await sync_to_async\(function\)\(\)"):
         await kept().aacquire()
     with pytest.raises(LockMisuse, match="blocking code"):
@@ -556,7 +534,7 @@ async def test_async_code_is_told_to_use_it_where_the_transaction_is(locks: Lock
         @kept()
         async def use() -> None: ...
 
-    def in_a_transaction() -> bool:
+    def in_a_transaction():
         try:
             with atomic(using=SHOP):
                 with kept():
@@ -572,14 +550,12 @@ async def test_async_code_is_told_to_use_it_where_the_transaction_is(locks: Lock
 # What the log is told
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def told(caplog):
     """The warnings about a release before the commit."""
     return [text for text in caplog.messages if "while a transaction is open" in text]
 
 
-def test_a_release_before_the_commit_is_logged_once_for_each_place(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_release_before_the_commit_is_logged_once_for_each_place(locks, caplog):
     for _ in range(3):
         with atomic(using=SHOP):
             with distributed_lock(NAME):
@@ -598,9 +574,7 @@ def test_a_release_before_the_commit_is_logged_once_for_each_place(
     assert len(told(caplog)) == 2
 
 
-def test_a_decorator_is_the_place_wherever_its_function_is_called(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_decorator_is_the_place_wherever_its_function_is_called(locks, caplog):
     @distributed_lock(NAME)
     def decorated() -> None: ...
 
@@ -614,9 +588,7 @@ def test_a_decorator_is_the_place_wherever_its_function_is_called(
     assert "decorated() while" in warning
 
 
-def test_a_task_that_is_called_in_a_transaction_is_told_of_delay_on_commit(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_that_is_called_in_a_transaction_is_told_of_delay_on_commit(locks, caplog):
     @single_instance_task(key=NAME, name="tests.transactions.draw")
     def draw() -> None: ...
 
@@ -627,7 +599,7 @@ def test_a_task_that_is_called_in_a_transaction_is_told_of_delay_on_commit(
     assert "with delay_on_commit()" in warning
 
 
-def test_the_right_order_is_not_logged(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_right_order_is_not_logged(locks, caplog):
     with distributed_lock(NAME), atomic(using=SHOP), distributed_lock(NAME, reentrant=True):
         pass  # The end of the inner one ends nothing.
     by_hand = distributed_lock(NAME)
@@ -637,10 +609,8 @@ def test_the_right_order_is_not_logged(locks: Locks, caplog: pytest.LogCaptureFi
     assert told(caplog) == []
 
 
-def test_of_several_locks_it_is_logged_if_one_of_them_ends(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
-    def both() -> Lock:
+def test_of_several_locks_it_is_logged_if_one_of_them_ends(locks, caplog):
+    def both():
         return distributed_lock(NAME, "other", reentrant=True)
 
     with both(), atomic(using=SHOP), both():
@@ -660,12 +630,10 @@ def test_of_several_locks_it_is_logged_if_one_of_them_ends(
     assert is_left_clean(locks)
 
 
-def test_a_connection_of_which_nobody_has_told_is_found_by_a_new_thread(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_connection_of_which_nobody_has_told_is_found_by_a_new_thread(locks, caplog):
     """As without "django_redislock" in INSTALLED_APPS, where nobody hears connection_created."""
 
-    def use() -> None:
+    def use():
         with atomic(using=SHOP), distributed_lock(NAME):
             pass
 
@@ -760,25 +728,21 @@ assert len(warned) == 2, warned
 
 @pytest.mark.parametrize("installed", ["installed", "not installed"])
 @pytest.mark.parametrize("opened", ["before setup", "in ready", "later"])
-def test_connections_that_were_open_before_our_app_was_ready_are_noticed(
-    opened: str, installed: str
-) -> None:
+def test_connections_that_were_open_before_our_app_was_ready_are_noticed(opened, installed):
     python("-c", EARLY, opened, installed)
 
 
 # The setting
 
 
-def test_the_setting_can_turn_it_off(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_setting_can_turn_it_off(locks, caplog):
     locks.configure(RELEASE_BEFORE_COMMIT="ignore")
     with atomic(using=SHOP), distributed_lock(NAME):
         pass
     assert told(caplog) == []
 
 
-def test_the_setting_can_make_it_an_error_before_anything_is_taken(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_setting_can_make_it_an_error_before_anything_is_taken(locks, caplog):
     locks.configure(RELEASE_BEFORE_COMMIT="error")
     with atomic(using=SHOP):
         with pytest.raises(LockMisuse, match="or pass release_on_commit=True"):
@@ -805,7 +769,7 @@ def test_the_setting_can_make_it_an_error_before_anything_is_taken(
 
 
 @pytest.mark.parametrize("value", ["raise", "", None, True, ["warn"]], ids=repr)
-def test_another_value_is_refused(value: Any, locks: Locks) -> None:
+def test_another_value_is_refused(value, locks):
     locks.configure(RELEASE_BEFORE_COMMIT=value)
     expected = r"REDISLOCK\['default'\]\['RELEASE_BEFORE_COMMIT'\] must be one of 'warn', 'ignore'"
     with pytest.raises(ImproperlyConfigured, match=expected):
@@ -815,7 +779,7 @@ def test_another_value_is_refused(value: Any, locks: Locks) -> None:
 # ATOMIC_REQUESTS
 
 
-def view(request: HttpRequest) -> HttpResponse:
+def view(request):
     with distributed_lock(NAME, release_on_commit="kept" in request.GET):
         order()
     return HttpResponse(str(is_held()))
@@ -830,23 +794,21 @@ urlpatterns = [path("atomic/", view), path("not/", view_without)]
 
 
 @pytest.fixture
-def browser(settings: Settings, locks: Locks) -> Client:
+def browser(settings, locks):
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = []
     connections.settings[SHOP]["ATOMIC_REQUESTS"] = True
     return Client()
 
 
-def test_atomic_requests_release_it_with_the_response(browser: Client, locks: Locks) -> None:
+def test_atomic_requests_release_it_with_the_response(browser, locks):
     for _ in range(2):
         assert browser.get("/atomic/?kept").content == b"True"
         assert is_left_clean(locks)
     assert orders() == 2
 
 
-def test_atomic_requests_are_named_in_the_warning(
-    browser: Client, locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_atomic_requests_are_named_in_the_warning(browser, locks, caplog):
     assert browser.get("/not/").content == b"False"
     assert told(caplog) == []
     assert browser.get("/atomic/").content == b"False"
@@ -857,9 +819,7 @@ def test_atomic_requests_are_named_in_the_warning(
 # In a TestCase, whose transactions are never committed
 
 
-def test_the_transaction_of_a_test_case_does_not_count(
-    locks: Locks, db: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_transaction_of_a_test_case_does_not_count(locks, db, caplog):
     assert connection.in_atomic_block
     with distributed_lock(NAME):
         pass
@@ -872,9 +832,7 @@ def test_the_transaction_of_a_test_case_does_not_count(
     assert len(told(caplog)) == 1
 
 
-def test_callbacks_that_are_captured_release_it(
-    locks: Locks, db: None, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
-) -> None:
+def test_callbacks_that_are_captured_release_it(locks, db, django_capture_on_commit_callbacks):
     with django_capture_on_commit_callbacks(execute=True):
         with atomic(), kept():
             pass
@@ -887,13 +845,13 @@ class OfAUser(TestCase):
 
     __test__ = False
 
-    def test_first(self) -> None:
+    def test_first(self):
         self.use()
 
-    def test_second(self) -> None:
+    def test_second(self):
         self.use()
 
-    def use(self) -> None:
+    def use(self):
         assert not is_held()
         with atomic():
             with atomic(), kept():
@@ -903,9 +861,7 @@ class OfAUser(TestCase):
         assert is_held()
 
 
-def test_the_end_of_the_test_releases_it(
-    locks: Locks, django_db_setup: None, django_db_blocker: DjangoDbBlocker
-) -> None:
+def test_the_end_of_the_test_releases_it(locks, django_db_setup, django_db_blocker):
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(OfAUser).run(result)
     assert (result.testsRun, result.errors, result.failures) == (2, [], [])
@@ -915,7 +871,7 @@ def test_the_end_of_the_test_releases_it(
 # Processes
 
 
-def test_a_forked_child_leaves_it_to_its_parent(locks: Locks) -> None:
+def test_a_forked_child_leaves_it_to_its_parent(locks):
     with atomic(using=SHOP):
         with kept() as lease:
             pass
@@ -931,7 +887,7 @@ def test_a_forked_child_leaves_it_to_its_parent(locks: Locks) -> None:
 # What it costs others
 
 
-def test_who_uses_no_database_does_not_import_one() -> None:
+def test_who_uses_no_database_does_not_import_one():
     code = """
     import sys
     import django_redislock, django_redislock.transactions
@@ -941,8 +897,8 @@ def test_who_uses_no_database_does_not_import_one() -> None:
     python("-c", textwrap.dedent(code))
 
 
-def test_nobody_is_asked_for_a_connection(locks: Locks) -> None:
-    def use() -> list[str]:
+def test_nobody_is_asked_for_a_connection(locks):
+    def use():
         with distributed_lock(NAME), kept("other"):
             pass
         return [one.alias for one in connections.all(initialized_only=True)]

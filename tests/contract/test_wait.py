@@ -18,8 +18,6 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, InLoop, both_ways
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from tests.support.backends import Place
     from tests.support.ways import Way
 
@@ -54,7 +52,7 @@ async def test_the_setting_wait_is_what_none_means(way: Way, place: Place) -> No
 
 @both_ways
 async def test_wait_inf_waits_until_it_is_free(way: Way, place: Place) -> None:
-    async def wait() -> bool:
+    async def wait():
         return await way.acquire(distributed_lock("lottery", wait=math.inf))
 
     with held_by_other("lottery"):
@@ -69,7 +67,7 @@ async def test_wait_inf_waits_until_it_is_free(way: Way, place: Place) -> None:
 async def test_a_waiter_has_the_lock_when_the_holder_releases_it(
     way: Way, place: Place, if_rung: float
 ) -> None:
-    async def wait() -> float:
+    async def wait():
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             return time.monotonic()
 
@@ -103,7 +101,7 @@ async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(
 def test_threads_and_tasks_are_served_first_come_first_served(place: Place) -> None:
     served = []
 
-    async def take(way: Way, number: int) -> None:
+    async def take(way, number):
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             served.append(number)
 
@@ -125,7 +123,7 @@ def test_threads_and_tasks_are_served_first_come_first_served(place: Place) -> N
 @in_turn
 @both_ways
 async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) -> None:
-    async def wait() -> int:
+    async def wait():
         async with way.entered(distributed_lock("lottery", wait=HUNG)) as lease:
             return lease.fence
 
@@ -165,7 +163,7 @@ async def test_a_lapsed_lock_goes_to_who_waits_not_to_who_comes(way: Way, place:
 async def test_waiters_that_start_together_are_served_without_delay(
     way: Way, place: Place, if_rung: float
 ) -> None:
-    async def take() -> None:
+    async def take():
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             pass
 
@@ -180,7 +178,7 @@ async def test_waiters_that_start_together_are_served_without_delay(
 async def test_everybody_has_a_turn(way: Way, place: Place) -> None:
     fences = []
 
-    async def take() -> None:
+    async def take():
         async with way.entered(distributed_lock("lottery", wait=HUNG)) as lease:
             fences.append(lease.fence)
 
@@ -201,7 +199,7 @@ async def test_everybody_has_a_turn(way: Way, place: Place) -> None:
 @in_turn
 @both_ways
 async def test_who_gives_up_leaves_the_queue(way: Way, place: Place, if_rung: float) -> None:
-    async def wait() -> bool:
+    async def wait():
         return await way.acquire(distributed_lock("lottery", wait=HUNG))
 
     with held_by_other("lottery"):
@@ -232,7 +230,7 @@ async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
 
 @everywhere
 async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Place) -> None:
-    async def take(lock: Any) -> None:
+    async def take(lock):
         async with lock:
             await asyncio.sleep(0)
 
@@ -269,7 +267,7 @@ def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(
     assert distributed_lock("lottery", wait=0).acquire() is True
 
 
-async def _let_wait(place: Place) -> None:
+async def _let_wait(place):
     """Return when one waits; where nobody queues, after a moment."""
     if place.name in {"unscripted", "quorum"}:
         await asyncio.sleep(0.05)
@@ -279,7 +277,7 @@ async def _let_wait(place: Place) -> None:
 
 @everywhere
 async def test_many_tasks_wait_on_one_connection(place: Place) -> None:
-    async def take() -> int:
+    async def take():
         async with distributed_lock("lottery", wait=HUNG) as lease:
             return lease.fence
 

@@ -21,20 +21,17 @@ from tests.support.waiting import await_until, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks, MakeProxy
+    from tests.conftest import MakeProxy
     from tests.support.backends import Place, ServerPlace
-    from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
 
-def watchdogs() -> set[threading.Thread]:
+def watchdogs():
     """The threads that renew; those of earlier tests' backends may still be at it."""
     return {one for one in threading.enumerate() if one.name.startswith("redislock-watchdog")}
 
 
-async def taken(way: Way, lock: Lock) -> Lease:
+async def taken(way, lock):
     """Acquire, and return the lease."""
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -125,12 +122,12 @@ async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) ->
 @pytest.mark.proves("R7")
 @everywhere
 def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None:
-    async def hold(number: int) -> bool:
+    async def hold(number):
         async with distributed_lock(f"task:{number}", ttl=5) as lease:
             await await_until(lambda: lease.renewals)
             return lease.held
 
-    async def hold_many() -> list[bool]:
+    async def hold_many():
         return await asyncio.gather(*[hold(number) for number in range(10)])
 
     before = watchdogs()
@@ -142,14 +139,14 @@ def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None
 
 
 @pytest.mark.proves("P10")
-def test_no_lock_no_thread(place: Place) -> None:
+def test_no_lock_no_thread(place):
     before = watchdogs()
     assert distributed_lock("lottery").locked() is False
     assert watchdogs() <= before
 
 
 @pytest.mark.waits
-def test_the_thread_ends_when_settings_changed_and_the_last_lease_is_over(place: Place) -> None:
+def test_the_thread_ends_when_settings_changed_and_the_last_lease_is_over(place):
     before = watchdogs()
     with distributed_lock("lottery", ttl=5) as lease:
         (thread,) = watchdogs() - before
@@ -172,7 +169,7 @@ async def test_who_is_forgotten_does_not_keep_a_lease(way: Way, place: Place) ->
 # --- what it sends -------------------------------------------------------------------------------
 
 
-def renewals(proxy: Proxy) -> int:
+def renewals(proxy):
     """How many renewals were sent."""
     sha = scripts.RENEW.sha.encode()
     return sum(command.args[0] == sha for command in proxy.commands("EVALSHA"))
@@ -180,7 +177,7 @@ def renewals(proxy: Proxy) -> int:
 
 @pytest.mark.proves("R7")
 @pytest.mark.waits
-def test_many_leases_are_renewed_by_one_connection_in_batches(locks: Locks, proxy: Proxy) -> None:
+def test_many_leases_are_renewed_by_one_connection_in_batches(locks, proxy):
     locks.on(proxy)
     handles = [distributed_lock(f"lottery:{number}", ttl=18) for number in range(50)]
     assert all(handle.acquire() for handle in handles)
@@ -193,7 +190,7 @@ def test_many_leases_are_renewed_by_one_connection_in_batches(locks: Locks, prox
         handle.release()
 
 
-def test_an_idle_watchdog_sends_nothing(locks: Locks, proxy: Proxy) -> None:
+def test_an_idle_watchdog_sends_nothing(locks, proxy):
     locks.on(proxy)
     with distributed_lock("lottery", ttl=60):
         for number in range(20):
@@ -209,7 +206,7 @@ def test_acquires_do_not_wake_it(place: Place, monkeypatch: pytest.MonkeyPatch) 
     watchdog, woken = backends["default"].watchdog_of("lottery"), []
     take_in = watchdog._take_in
 
-    def note() -> None:
+    def note():
         woken.append(1)
         take_in()
 
@@ -242,18 +239,16 @@ def test_trouble_with_one_lease_costs_no_other_its_renewal(place: ServerPlace) -
 
 
 @pytest.mark.proves("R7")
-def test_a_bug_does_not_end_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_does_not_end_it(place, monkeypatch, caplog):
     with distributed_lock("lottery", ttl=5) as lease:
         renewer = backends["default"].watchdog_of("lottery")._renewer
         renew_many, calls = renewer.renew_many, []
 
-        def fail_twice(steps: object) -> object:
+        def fail_twice(steps):
             calls.append(steps)
             if len(calls) <= 2:
                 raise ZeroDivisionError("a bug")
-            return renew_many(steps)  # type: ignore[arg-type]
+            return renew_many(steps)
 
         monkeypatch.setattr(renewer, "renew_many", fail_twice)
         wait_until(lambda: lease.renewals)
@@ -263,14 +258,12 @@ def test_a_bug_does_not_end_it(
 
 @pytest.mark.proves("R7")
 @pytest.mark.waits
-def test_a_handler_of_logs_that_raises_ends_no_renewals_and_hides_no_loss(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_of_logs_that_raises_ends_no_renewals_and_hides_no_loss(place, monkeypatch):
     """The record of a renewal that failed meets it, and so does the one about its exception."""
-    told: list[str] = []
+    told = []
 
     class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+        def emit(self, record):
             if threading.current_thread() in watchdogs():
                 told.append(record.getMessage())
                 raise ZeroDivisionError("of a handler")
@@ -291,7 +284,7 @@ def test_a_handler_of_logs_that_raises_ends_no_renewals_and_hides_no_loss(
         wait_until(lambda: lease.renewals)
         assert lease.held
 
-        lost: list[object] = []
+        lost = []
         lease.on_lost(lost.append)
         monkeypatch.setattr(renewer, "renew_many", lambda steps: [silent for _ in steps])
         wait_until(lambda: lost)
@@ -300,14 +293,12 @@ def test_a_handler_of_logs_that_raises_ends_no_renewals_and_hides_no_loss(
 
 
 @pytest.mark.waits
-def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(place, monkeypatch, caplog):
     with distributed_lock("lottery", ttl=6) as lease:
         watchdog = backends["default"].watchdog_of("lottery")
         watch, calls = watchdog.watch, []
 
-        def fail_once(lease: Lease, due: float) -> None:
+        def fail_once(lease, due):
             watch(lease, due)
             calls.append(lease)
             if len(calls) == 1:
@@ -317,7 +308,7 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
         wait_until(lambda: len(calls) >= 2)
         wait_until(lambda: "watchdog met an error; it goes on" in caplog.text)
 
-        def entries() -> int:
+        def entries():
             every = [one for queue in [*watchdog._queues.values()] for one in [*queue.entries]]
             return sum(one.token == lease.state.token and watchdog._counts(one) for one in every)
 
@@ -364,12 +355,10 @@ async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
     await way.until(lambda: held.get("lottery") is None)
 
 
-def test_a_thread_that_cannot_start_is_started_later(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_thread_that_cannot_start_is_started_later(place, monkeypatch, caplog):
     start = threading.Thread.start
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(thread):
         if thread.name.startswith("redislock-watchdog"):
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -386,7 +375,7 @@ def test_a_thread_that_cannot_start_is_started_later(
 
 @pytest.mark.proves("R7")
 @pytest.mark.waits
-def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy: Proxy) -> None:
+def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks, proxy):
     locks.on(proxy, OPTIONS={"socket_timeout": 20})
     with distributed_lock("lottery", ttl=12) as lease:
         proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
@@ -395,12 +384,10 @@ def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy:
 
 
 @pytest.mark.proves("R7")
-def test_what_is_over_costs_the_watchdog_nothing(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_over_costs_the_watchdog_nothing(locks, monkeypatch):
     monkeypatch.setattr("django_redislock.backends.watchdog.MOST_NEW", 50)
 
-    def kept() -> int:
+    def kept():
         watchdog = backends["default"].watchdog_of("lottery")
         queues = [*watchdog._queues.values()]
         return len(watchdog._new) + sum(len(queue.entries) for queue in queues)
@@ -425,9 +412,7 @@ def test_what_is_over_costs_the_watchdog_nothing(
 @pytest.mark.proves("R7")
 @pytest.mark.waits
 @pytest.mark.parametrize("late", [False, True])
-def test_a_try_for_a_long_lease_leaves_time_for_short_ones(
-    late: bool, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_try_for_a_long_lease_leaves_time_for_short_ones(late, locks, proxy):
     locks.on(proxy)
     long = distributed_lock("lottery", ttl=60)
     assert long.acquire()

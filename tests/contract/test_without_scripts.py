@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
-    from django_redislock.rules.scripts import Script
     from tests.conftest import Locks, MakeProxy
     from tests.support.backends import ServerPlace
 
@@ -44,17 +43,17 @@ MINE, OTHERS = "1" * 32, "2" * 32
 class Client:
     """Runs operations on one lock, by script or by plain commands."""
 
-    def __init__(self, locks: Locks, name: str) -> None:
+    def __init__(self, locks, name):
         self.redis = locks.redis
         self.keys = lock_keys(locks.prefix, name)
 
-    def run(self, script: Script, args: tuple[Any, ...], *, scripting: bool) -> Any:
+    def run(self, script, args, *, scripting):
         if scripting:
             keys = script.given(self.keys)
             return self.redis.eval(script.source, len(keys), *keys, *script.told(args, ""))
         connection = self.redis.connection_pool.get_connection()
 
-        def ask(*command: Any) -> Any:
+        def ask(*command):
             connection.send_command(*command)
             return connection.read_response()
 
@@ -63,7 +62,7 @@ class Client:
         finally:
             self.redis.connection_pool.release(connection)
 
-    def state(self) -> Any:
+    def state(self):
         """All that is on the server, but for the history, which only scripts keep."""
         ends = self.redis.zscore(self.keys.held, self.keys.lock)
         return [
@@ -75,15 +74,15 @@ class Client:
         ]
 
 
-def acquire(token: str, ttl: int = 20_000, mode: str = "try") -> tuple[Script, tuple[Any, ...]]:
+def acquire(token, ttl=20000, mode="try"):
     return scripts.ACQUIRE, (token, token[:16], ttl, mode, "0", "", "r", '{"host":"web-1"}')
 
 
-def renew(token: str, ttl: int, count: str) -> tuple[Script, tuple[Any, ...]]:
+def renew(token, ttl, count):
     return scripts.RENEW, (token, ttl, count)
 
 
-def conclude(token: str, min_hold: int) -> tuple[Script, tuple[Any, ...]]:
+def conclude(token, min_hold):
     return scripts.CONCLUDE, (token, token[:16], min_hold, 0, "", "done", "", 0, "")
 
 
@@ -122,7 +121,7 @@ SEQUENCES = {
 }
 
 
-def without_times(value: Any) -> Any:
+def without_times(value):
     """What was answered or written, but for moments, and for the seconds that a test may take."""
     if isinstance(value, list | tuple):
         return [without_times(one) for one in value]
@@ -150,9 +149,7 @@ def test_scripts_and_plain_commands_answer_and_write_the_same(sequence: str, loc
 
 
 @pytest.mark.parametrize("scripting", [True, False], ids=["scripts", "plain"])
-def test_a_claim_that_nobody_confirmed_is_free_and_one_that_runs_is_not(
-    scripting: bool, locks: Locks
-) -> None:
+def test_a_claim_that_nobody_confirmed_is_free_and_one_that_runs_is_not(scripting, locks):
     client = Client(locks, "lottery")
     now = client.redis.time()[0] * 1000
     for lapses, free in ((now + 60_000, False), (now - 1, True)):
@@ -163,7 +160,7 @@ def test_a_claim_that_nobody_confirmed_is_free_and_one_that_runs_is_not(
         assert (answer[0] != b"busy") is free
 
 
-def test_a_claim_is_confirmed_also_after_scripts_were_forbidden(locks: Locks) -> None:
+def test_a_claim_is_confirmed_also_after_scripts_were_forbidden(locks):
     client = Client(locks, "lottery")
     now = client.redis.time()[0] * 1000
     for confirm in (acquire(MINE), renew(MINE, 20_000, "r00000")):
@@ -174,7 +171,7 @@ def test_a_claim_is_confirmed_also_after_scripts_were_forbidden(locks: Locks) ->
         assert client.run(*LOOK, scripting=True)[0][32:33] == b"h"
 
 
-def test_r9_the_fence_grows_whoever_asks_also_after_a_clock_was_set_back(locks: Locks) -> None:
+def test_r9_the_fence_grows_whoever_asks_also_after_a_clock_was_set_back(locks):
     client = Client(locks, "lottery")
     later = client.redis.time()[0] * 1_000_000 + 10**12
     client.redis.zadd(client.keys.fence, {"last": later})
@@ -184,14 +181,12 @@ def test_r9_the_fence_grows_whoever_asks_also_after_a_clock_was_set_back(locks: 
 
 
 @pytest.mark.proves("R9")
-def test_r9_the_mark_of_all_names_never_falls_whoever_raises_it_between_read_and_write(
-    locks: Locks,
-) -> None:
+def test_r9_the_mark_of_all_names_never_falls_whoever_raises_it_between_read_and_write(locks):
     client, other = Client(locks, "lottery"), Client(locks, "report")
     connection = locks.redis.connection_pool.get_connection()
     fences = []
 
-    def ask(*command: Any) -> Any:
+    def ask(*command):
         if command[0] == "MULTI":  # What it decided on is read.
             fences.append(int(other.run(*acquire(OTHERS), scripting=True)))
         connection.send_command(*command)
@@ -204,11 +199,11 @@ def test_r9_the_mark_of_all_names_never_falls_whoever_raises_it_between_read_and
     assert locks.redis.zscore(client.keys.fence, "last") == fences[-1]
 
 
-def test_a_lock_that_changes_hands_during_every_try_is_no_answer(locks: Locks) -> None:
+def test_a_lock_that_changes_hands_during_every_try_is_no_answer(locks):
     client, tries = Client(locks, "lottery"), []
     connection = locks.redis.connection_pool.get_connection()
 
-    def ask(*command: Any) -> Any:
+    def ask(*command):
         if command[0] == "EXEC":  # By then somebody else has had the lock since it was read.
             tries.append(client.run(*acquire(OTHERS), scripting=True))
             client.run(scripts.RELEASE, (OTHERS,), scripting=True)
@@ -223,7 +218,7 @@ def test_a_lock_that_changes_hands_during_every_try_is_no_answer(locks: Locks) -
     locks.redis.connection_pool.release(connection)
 
 
-def test_a_key_without_expiry_is_never_waited_for(locks: Locks) -> None:
+def test_a_key_without_expiry_is_never_waited_for(locks):
     client = Client(locks, "lottery")
     client.redis.set(client.keys.lock, "by hand")
     assert client.run(*acquire(MINE), scripting=False) == [b"endless"]
@@ -231,7 +226,7 @@ def test_a_key_without_expiry_is_never_waited_for(locks: Locks) -> None:
 
 
 @pytest.mark.no_permit("the bystander is in the index too")
-def test_leases_that_expired_do_not_stay_in_the_index_for_ever(locks: Locks) -> None:
+def test_leases_that_expired_do_not_stay_in_the_index_for_ever(locks):
     client = Client(locks, "lottery")
     client.redis.zadd(client.keys.held, {"expired": 1})
     client.run(*acquire(MINE), scripting=False)
@@ -294,12 +289,12 @@ async def test_awaiting_needs_no_thread_of_the_event_loop(place: ServerPlace) ->
 async def test_many_coroutines_start_no_more_threads_than_there_are_connections(
     place: ServerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(work: Callable[[], Any], name: str) -> Any:
+    def start(work, name):
         calls.append(start_in_thread(work, name))
         running.append(sum(not call.done() for call in calls))
         return calls[-1]
 
-    async def take(number: int) -> None:
+    async def take(number):
         async with distributed_lock(f"lottery:{number}", wait=HUNG) as lease:
             assert lease.held
 
@@ -357,8 +352,8 @@ def test_what_needs_no_scripts_works(place: ServerPlace) -> None:
     assert (seen.state, seen.owner) == ("cooling", lease.owner)
 
 
-async def test_what_a_thread_does_for_an_event_loop_has_the_context_of_its_task() -> None:
+async def test_what_a_thread_does_for_an_event_loop_has_the_context_of_its_task():
     """So its log records tell of the job, and of a project's request."""
-    request: ContextVar[str] = ContextVar("request", default="none")
+    request = ContextVar("request", default="none")
     request.set("a request")
     assert await sessions.in_thread(request.get) == "a request"

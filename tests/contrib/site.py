@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from django.http import HttpResponse
 from django.urls import include, path
 
 from django_redislock import LockUnavailable, distributed_lock
 
-if TYPE_CHECKING:
-    from django.http import HttpRequest
 
-
-def draw(request: HttpRequest) -> HttpResponse:
+def draw(request):
     """Take two locks, and one that may be busy."""
     with distributed_lock("lottery"):
         pass
@@ -30,21 +26,21 @@ def draw(request: HttpRequest) -> HttpResponse:
     return HttpResponse(f"<html><body>{text}</body></html>")
 
 
-async def adraw(request: HttpRequest) -> HttpResponse:
+async def adraw(request):
     """The same with one lock, in a coroutine."""
     async with distributed_lock("lottery"):
         pass
     return HttpResponse("<html><body>drawn</body></html>")
 
 
-def tried(request: HttpRequest) -> HttpResponse:
+def tried(request):
     """Ask a server that may not answer."""
     with suppress(LockUnavailable), distributed_lock("lottery"):
         pass
     return HttpResponse("<html><body>tried</body></html>")
 
 
-def cut(request: HttpRequest) -> HttpResponse:
+def cut(request):
     """Take a lock, and release it when the server may be gone."""
     lock = distributed_lock("lottery", ttl=1)
     lock.acquire()
@@ -54,11 +50,11 @@ def cut(request: HttpRequest) -> HttpResponse:
     return HttpResponse("<html><body>cut</body></html>")
 
 
-def at_work() -> None:
+def at_work():
     """What cut() does under its lock."""
 
 
-def nothing(request: HttpRequest) -> HttpResponse:
+def nothing(request):
     """Take no lock."""
     return HttpResponse("<html><body>nothing</body></html>")
 

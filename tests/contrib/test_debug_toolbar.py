@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.dispatch import Signal
@@ -13,15 +12,12 @@ from django_redislock import signals
 from tests.support.others import held_by
 from tests.support.servers import KIND, Server
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytest.importorskip("debug_toolbar")
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("locks")]
 
 
 @pytest.fixture(autouse=True)
-def toolbar() -> Iterator[None]:
+def toolbar():
     """A site with the toolbar, and in it this panel alone."""
     with (
         modify_settings(
@@ -40,22 +36,22 @@ def toolbar() -> Iterator[None]:
         yield
 
 
-def shown(request: object) -> bool:
+def shown(request):
     return True
 
 
-def rows(content: bytes) -> list[list[str]]:
+def rows(content):
     """The cells of the panel."""
     lines = re.findall(r"<tr>(<td>.*?)</tr>", content.decode(), re.DOTALL)
     return [re.findall("<td>(.*?)</td>", line) for line in lines]
 
 
-def receivers() -> int:
+def receivers():
     every = (one for one in vars(signals).values() if isinstance(one, Signal))
     return sum(len(signal.receivers) for signal in every)
 
 
-def test_the_panel_shows_each_lock_of_the_request() -> None:
+def test_the_panel_shows_each_lock_of_the_request():
     before = receivers()
     with held_by("<b>busy</b>", task="lottery.tasks.draw"):
         answer = Client().get("/draw/")
@@ -75,21 +71,19 @@ def test_the_panel_shows_each_lock_of_the_request() -> None:
     assert receivers() == before
 
 
-def test_other_requests_are_not_in_the_panel() -> None:
+def test_other_requests_are_not_in_the_panel():
     answer = Client().get("/nothing/")
     assert "This request has asked for no lock." in answer.content.decode()
     assert rows(answer.content) == []
 
 
-def test_a_server_that_cannot_answer_is_in_the_panel(settings: Any) -> None:
+def test_a_server_that_cannot_answer_is_in_the_panel(settings):
     settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
     (lottery,) = rows(Client(raise_request_exception=False).get("/tried/").content)
     assert (lottery[0], lottery[5]) == ("lottery", "unavailable: connection")
 
 
-def test_a_release_that_the_server_does_not_answer_is_in_the_row_of_its_lock(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_the_server_does_not_answer_is_in_the_row_of_its_lock(settings, monkeypatch):
     with Server(KIND) as server:
         settings.REDISLOCK = {"default": {"LOCATION": server.url}}
         monkeypatch.setattr("tests.contrib.site.at_work", server.kill)
@@ -98,11 +92,11 @@ def test_a_release_that_the_server_does_not_answer_is_in_the_row_of_its_lock(
     assert lottery[6] == "2"
 
 
-async def test_the_panel_shows_the_locks_of_a_coroutine() -> None:
+async def test_the_panel_shows_the_locks_of_a_coroutine():
     (lottery,) = rows((await AsyncClient().get("/adraw/")).content)
     assert (lottery[0], lottery[5]) == ("lottery", "released")
 
 
-def test_a_coroutine_within_a_blocking_site_is_shown_too() -> None:
+def test_a_coroutine_within_a_blocking_site_is_shown_too():
     (lottery,) = rows(Client().get("/adraw/").content)
     assert (lottery[0], lottery[5]) == ("lottery", "released")

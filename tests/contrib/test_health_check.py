@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -14,42 +13,36 @@ from health_check.views import HealthCheckView  # Of django-health-check, from P
 from django_redislock.contrib.health_check import PROBE, Locks
 from tests.support.others import held_by
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks as LocksSetting
-    from tests.conftest import MakeProxy
-
 CHECK = "django_redislock.contrib.health_check.Locks"
 
 
-async def visited(**options: Any) -> tuple[int, str]:
+async def visited(**options):
     """The status of the page, and what it says of the check."""
     view = HealthCheckView.as_view(checks=[(CHECK, options)])
     answer = await view(RequestFactory().get("/health/?format=text"))
     return answer.status_code, answer.content.decode()
 
 
-async def test_a_server_that_answers_is_healthy(locks: LocksSetting) -> None:
+async def test_a_server_that_answers_is_healthy(locks):
     assert await visited() == (200, "Locks(alias=None): OK\n")
     assert await visited(alias="default") == (200, "Locks(alias='default'): OK\n")
     kept = locks.keys()
     assert not any(PROBE.encode() in key for key in kept)
 
 
-def test_checks_of_a_blocking_site_leave_no_connection_behind(locks: LocksSetting) -> None:
+def test_checks_of_a_blocking_site_leave_no_connection_behind(locks):
     for _ in range(3):  # Each in an event loop of its own.
         assert async_to_sync(visited)()[0] == 200
     named = [one for one in locks.redis.client_list() if one["name"]]
     assert len(named) <= 3
 
 
-async def test_a_check_by_another_process_is_an_answer_too(locks: LocksSetting) -> None:
+async def test_a_check_by_another_process_is_an_answer_too(locks):
     with held_by(PROBE):
         assert (await visited())[0] == 200
 
 
-async def test_each_alias_says_what_is_wrong_with_it_in_words(
-    locks: LocksSetting, settings: Any
-) -> None:
+async def test_each_alias_says_what_is_wrong_with_it_in_words(locks, settings):
     default = settings.REDISLOCK["default"]
     gone = {"LOCATION": "redis://user:secret@127.0.0.1:1/0"}
     settings.REDISLOCK = {"default": default, "gone": gone, "odd": {"LOCATION": "x", "TLL": 1}}
@@ -63,9 +56,7 @@ async def test_each_alias_says_what_is_wrong_with_it_in_words(
     assert "has no alias 'nope'" in (await visited(alias="nope"))[1]
 
 
-async def test_a_server_that_hangs_is_told_within_the_time_limit(
-    locks: LocksSetting, make_proxy: MakeProxy
-) -> None:
+async def test_a_server_that_hangs_is_told_within_the_time_limit(locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy, OPTIONS={"socket_timeout": 30})
     proxy.blackhole()
@@ -84,10 +75,10 @@ async def test_a_server_that_hangs_is_told_within_the_time_limit(
         ({"alias": 5}, "alias must be a non-empty string, not 5"),
     ],
 )
-def test_a_wrong_argument_is_refused_with_its_name(arguments: dict[str, Any], rule: str) -> None:
+def test_a_wrong_argument_is_refused_with_its_name(arguments, rule):
     with pytest.raises(ValueError, match=rule):
         Locks(**arguments)
 
 
-def test_a_timeout_may_be_a_number_of_seconds() -> None:
-    assert Locks(timeout=2).timeout == timedelta(seconds=2)  # type: ignore[arg-type]
+def test_a_timeout_may_be_a_number_of_seconds():
+    assert Locks(timeout=2).timeout == timedelta(seconds=2)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import ROOT
 from tests.demo.test_demo import MANAGE, processes_of, surroundings
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 __all__ = ["surroundings"]  # A fixture.
 
 
-def lines_of_chaos(surroundings: dict[str, str], *arguments: str, lotteries: int) -> list[str]:
+def lines_of_chaos(surroundings, *arguments, lotteries):
     """Run the demo to its end, which is to be a good one."""
     command = [sys.executable, str(MANAGE), "demo_chaos", "--lotteries", str(lotteries)]
     demo = subprocess.run(
@@ -41,8 +37,8 @@ def lines_of_chaos(surroundings: dict[str, str], *arguments: str, lotteries: int
     [("kill", "killed worker-", 40), ("pause", "stopped worker-", 30), ("flush", "FLUSHDB", 20)],
 )
 def test_whatever_goes_wrong_each_lottery_is_drawn_once(
-    surroundings: dict[str, str], tmp_path: Path, fault: str, strike: str, lotteries: int
-) -> None:
+    surroundings, tmp_path, fault, strike, lotteries
+):
     lines = lines_of_chaos(surroundings, "--fault", fault, lotteries=lotteries)
     drawn = f"RESULT lotteries={lotteries} drawn_once={lotteries} drawn_twice=0 lost=0"
     assert lines[-1] == drawn
@@ -52,9 +48,7 @@ def test_whatever_goes_wrong_each_lottery_is_drawn_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_winners_that_are_stopped_draw_twice_without_the_database(
-    surroundings: dict[str, str],
-) -> None:
+def test_winners_that_are_stopped_draw_twice_without_the_database(surroundings):
     lines = lines_of_chaos(surroundings, "--fault", "pause", "--guard", "off", lotteries=30)
     (drawn_twice,) = re.findall(r"RESULT .* drawn_twice=(\d+) lost=0", lines[-1])
     assert int(drawn_twice) > 0
@@ -63,9 +57,7 @@ def test_winners_that_are_stopped_draw_twice_without_the_database(
 @pytest.mark.parametrize(
     ("argument", "known"), [("--fault", "'kill', 'pause', 'flush'"), ("--guard", "'on', 'off'")]
 )
-def test_what_the_demo_does_not_know_is_refused(
-    surroundings: dict[str, str], argument: str, known: str
-) -> None:
+def test_what_the_demo_does_not_know_is_refused(surroundings, argument, known):
     demo = subprocess.run(
         [sys.executable, str(MANAGE), "demo_chaos", argument, "flood"],
         env=surroundings,

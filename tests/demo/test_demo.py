@@ -9,15 +9,11 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import ROOT
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MANAGE = ROOT / "example_project" / "manage.py"
 
@@ -35,7 +31,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path) -> dict[str, str]:
+def surroundings(tmp_path):
     """An environment by which the processes of this test can be told from all others."""
     surroundings = {**os.environ, "TMPDIR": str(tmp_path)}
     for name in ("REDIS_URL", "DATABASE_PATH", "DJANGO_SETTINGS_MODULE", "PYTHONPATH"):
@@ -43,7 +39,7 @@ def surroundings(tmp_path: Path) -> dict[str, str]:
     return surroundings
 
 
-def processes_of(home: Path) -> dict[int, str]:
+def processes_of(home):
     """The processes that work in or know of this directory: pid and command line."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -58,12 +54,7 @@ def processes_of(home: Path) -> dict[int, str]:
 
 
 @contextmanager
-def running_demo(
-    surroundings: dict[str, str],
-    *arguments: str,
-    command: str = "demo",
-    stderr: int | None = None,
-) -> Iterator[subprocess.Popen[str]]:
+def running_demo(surroundings, *arguments, command="demo", stderr=None):
     """The demo, started and not waited for; asked to end if the test ends before it."""
     with subprocess.Popen(
         [sys.executable, str(MANAGE), command, *arguments],
@@ -80,14 +71,14 @@ def running_demo(
                 demo.terminate()
 
 
-def run_demo(surroundings: dict[str, str], *arguments: str) -> tuple[int, list[str]]:
+def run_demo(surroundings, *arguments):
     """Run the demo to its end: exit status and lines."""
     with running_demo(surroundings, *arguments) as demo:
         output, _ = demo.communicate(timeout=100)
     return demo.returncode, output.splitlines()
 
 
-def test_of_four_servers_exactly_one_draws(surroundings: dict[str, str], tmp_path: Path) -> None:
+def test_of_four_servers_exactly_one_draws(surroundings, tmp_path):
     status, lines = run_demo(surroundings)
 
     assert lines[-1] == "RESULT servers=4 draws=1 winners=10 skipped=3"
@@ -101,9 +92,7 @@ def test_of_four_servers_exactly_one_draws(surroundings: dict[str, str], tmp_pat
 
 
 @pytest.mark.parametrize("backend", ["sentinel", "cluster", "quorum"])
-def test_exactly_one_draws_while_a_server_of_the_locks_is_killed(
-    backend: str, surroundings: dict[str, str], tmp_path: Path
-) -> None:
+def test_exactly_one_draws_while_a_server_of_the_locks_is_killed(backend, surroundings, tmp_path):
     status, lines = run_demo(surroundings, "--backend", backend, *TWO)
 
     assert lines[-1] == "RESULT servers=2 draws=1 winners=10 skipped=1"
@@ -115,7 +104,7 @@ def test_exactly_one_draws_while_a_server_of_the_locks_is_killed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_lock_every_server_draws(surroundings: dict[str, str], tmp_path: Path) -> None:
+def test_without_the_lock_every_server_draws(surroundings, tmp_path):
     status, lines = run_demo(surroundings, *TWO, "--without-lock")
 
     assert lines[-1] == "RESULT servers=2 draws=2 winners=20 skipped=0"
@@ -132,12 +121,8 @@ def test_without_the_lock_every_server_draws(surroundings: dict[str, str], tmp_p
     ],
 )
 def test_a_signal_ends_the_demo_and_all_its_processes(
-    surroundings: dict[str, str],
-    tmp_path: Path,
-    number: signal.Signals,
-    moment: str,
-    processes: int,
-) -> None:
+    surroundings, tmp_path, number, moment, processes
+):
     with running_demo(surroundings, LATE_NOON, *ONE) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
@@ -156,7 +141,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_path: Path) -> None:
+def test_the_demo_reports_a_server_that_dies(surroundings, tmp_path):
     with running_demo(surroundings, LATE_NOON, *ONE) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
@@ -170,9 +155,7 @@ def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_p
     assert processes_of(tmp_path) == {}
 
 
-def test_the_lottery_is_not_drawn_under_an_old_fence(
-    surroundings: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_lottery_is_not_drawn_under_an_old_fence(surroundings, tmp_path):
     surroundings["DATABASE_PATH"] = str(tmp_path / "lottery.sqlite3")
     surroundings["REDIS_URL"] = "redis://127.0.0.1:1/0"  # The locks are in memory.
     program = """
@@ -208,9 +191,7 @@ print(Draw.objects.count())
     assert manage.stdout.splitlines() == ["stale", "1"]
 
 
-def test_processes_that_start_together_share_one_embedded_server(
-    surroundings: dict[str, str], tmp_path: Path
-) -> None:
+def test_processes_that_start_together_share_one_embedded_server(surroundings, tmp_path):
     ask = [
         sys.executable,
         "-c",

@@ -11,9 +11,8 @@ import subprocess
 from contextlib import suppress
 from functools import partial
 from http.cookiejar import CookieJar
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urljoin, urlsplit
-from urllib.request import HTTPCookieProcessor, OpenerDirector, ProxyHandler, build_opener
+from urllib.request import HTTPCookieProcessor, ProxyHandler, build_opener
 
 import pytest
 
@@ -21,11 +20,6 @@ from tests import ROOT
 from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
 from tests.support.servers import free_port
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 __all__ = ["pytestmark", "surroundings"]  # The same marks, and a fixture.
 
@@ -46,15 +40,13 @@ STYLES = "/static/django_redislock/held.css"
 LOGIN = r"^    (\w+) +/ (\S+)   "
 
 
-def running(
-    surroundings: dict[str, str], port: int
-) -> AbstractContextManager[subprocess.Popen[str]]:
+def running(surroundings, port):
     return running_demo(
         surroundings, "--port", str(port), command="demo_admin", stderr=subprocess.STDOUT
     )
 
 
-def lines_up_to(demo: subprocess.Popen[str], what: str) -> Iterator[str]:
+def lines_up_to(demo, what):
     """What the demo says, until it says *what*."""
     assert demo.stdout is not None
     said = []
@@ -66,17 +58,17 @@ def lines_up_to(demo: subprocess.Popen[str], what: str) -> Iterator[str]:
     pytest.fail(f"The demo has never come to say {what!r}, but:\n{''.join(said)}")
 
 
-def welcome_of(demo: subprocess.Popen[str]) -> str:
+def welcome_of(demo):
     return "".join(lines_up_to(demo, LAST_LINE))
 
 
-def found(pattern: str, text: str) -> str:
+def found(pattern, text):
     match = re.search(pattern, text, re.MULTILINE)
     assert match, f"{pattern} is not in {text}"
     return match[0].strip()
 
 
-def signed_in(page: str, user: str, password: str) -> OpenerDirector:
+def signed_in(page, user, password):
     browser = build_opener(ProxyHandler({}), HTTPCookieProcessor(CookieJar()))
     csrf = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', text_of(browser, page))
     assert csrf
@@ -90,22 +82,22 @@ def signed_in(page: str, user: str, password: str) -> OpenerDirector:
     return browser
 
 
-def text_of(browser: OpenerDirector, page: str) -> str:
+def text_of(browser, page):
     return browser.open(page, timeout=HUNG).read().decode()
 
 
-def shows(browser: OpenerDirector, page: str, part: str) -> bool:
+def shows(browser, page, part):
     return part in text_of(browser, page)
 
 
-def shell(command: str, env: dict[str, str]) -> str:
+def shell(command, env):
     """Do as one who pastes it into another terminal."""
     return subprocess.run(
         command, shell=True, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
 
 
-def measures(first_port: int, sample: str) -> bool:
+def measures(first_port, sample):
     """Whether a process has such a sample; each has the first port that was free."""
     for port in range(first_port, first_port + MOST_PROCESSES):
         with suppress(OSError):  # Nobody is there, or somebody else.
@@ -115,7 +107,7 @@ def measures(first_port: int, sample: str) -> bool:
     return False
 
 
-def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_path: Path) -> None:
+def test_a_newcomer_sees_a_page_full_of_life(surroundings, tmp_path):
     metrics_port = free_port()
     surroundings["METRICS_PORT"] = str(metrics_port)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -163,9 +155,7 @@ def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_p
     # The server of the locks ends with the status 0, as if it had been meant to.
     [("valkey", signal.SIGTERM), ("worker-2@", signal.SIGKILL), ("runserver", signal.SIGKILL)],
 )
-def test_without_one_of_its_parts_the_demo_ends_and_says_why(
-    surroundings: dict[str, str], tmp_path: Path, part: str, number: signal.Signals
-) -> None:
+def test_without_one_of_its_parts_the_demo_ends_and_says_why(surroundings, tmp_path, part, number):
     with running(surroundings, free_port()) as demo:
         welcome_of(demo)
         processes = processes_of(tmp_path)
@@ -180,9 +170,7 @@ def test_without_one_of_its_parts_the_demo_ends_and_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_ends_the_demo_while_it_starts(
-    surroundings: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_signal_ends_the_demo_while_it_starts(surroundings, tmp_path):
     with running(surroundings, free_port()) as demo:
         list(lines_up_to(demo, " s  database "))
         demo.send_signal(signal.SIGTERM)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["pytestmark", "surroundings"]  # The same marks, and a fixture.
 
@@ -18,9 +14,7 @@ RESULT = r"RESULT servers=3 jobs=3 ran_once=3 skipped=6 sent=\d+ sent_twice=0 ta
 ENDS = {"command": "Sent the invoices", "script": "Backed up", "task": "Fetched the rates"}
 
 
-def test_one_of_each_kind_runs_and_a_beat_goes_on_for_one_that_is_killed(
-    surroundings: dict[str, str], tmp_path: Path
-) -> None:
+def test_one_of_each_kind_runs_and_a_beat_goes_on_for_one_that_is_killed(surroundings, tmp_path):
     with running_demo(surroundings, command="demo_jobs") as demo:
         output, _ = demo.communicate(timeout=100)
     lines = output.splitlines()

@@ -10,14 +10,10 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from tests.celery.project.stage import Stage
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -27,9 +23,7 @@ SKEW = 0.1  # Seconds by which the clocks of the servers differ.
 APART = 8.0  # Seconds from noon to noon; min_hold is 4, so a busy machine may be late by 3.9.
 
 
-def draws_per_noon(
-    stage: Stage, task: str, noons: int, apart: float
-) -> tuple[Counter[int], Counter[str]]:
+def draws_per_noon(stage, task, noons, apart):
     """Let noon come again and again: who drew how often, and how the runs ended."""
     for name in SERVERS:
         stage.start("--queues", name, ready=False)
@@ -54,7 +48,7 @@ def draws_per_noon(
     return Counter(event["noon"] for event in stage.events(key, "draw")), outcomes
 
 
-def test_11_the_lottery_is_drawn_once_every_noon(own_stage: Stage) -> None:
+def test_11_the_lottery_is_drawn_once_every_noon(own_stage):
     draws, outcomes = draws_per_noon(own_stage, "lottery", noons := 3, APART)
     assert draws == dict.fromkeys(range(noons), 1)
     # A clock that is late finds the lock held, or cooling.
@@ -63,6 +57,6 @@ def test_11_the_lottery_is_drawn_once_every_noon(own_stage: Stage) -> None:
     assert outcomes.total() == 3 * noons
 
 
-def test_11_the_lottery_needs_more_than_a_plain_lock(own_stage: Stage) -> None:
+def test_11_the_lottery_needs_more_than_a_plain_lock(own_stage):
     draws, _ = draws_per_noon(own_stage, "hasty_lottery", noons := 4, 1.0)
     assert sum(draws.values()) > noons

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,13 +10,10 @@ from tests import ROOT
 from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
 from tests.package.test_docs import code_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 __all__ = ["pytestmark", "surroundings"]  # The same marks, and a fixture.
 
 
-def shape_of(line: str) -> str:
+def shape_of(line):
     """The line as it is in every run: without times, fences and the version of the server."""
     line = re.sub(r"^ *\d+\.\d s", "time", line)
     return re.sub(r"\d{16}", "fence", re.sub(r"Valkey .*", "Valkey", line))
@@ -25,8 +21,8 @@ def shape_of(line: str) -> str:
 
 @pytest.mark.proves("N1")
 def test_the_update_of_a_stopped_holder_is_lost_without_the_fence_and_refused_with_it(
-    surroundings: dict[str, str], tmp_path: Path
-) -> None:
+    surroundings, tmp_path
+):
     with running_demo(surroundings, command="demo_stale_holder") as demo:
         output, _ = demo.communicate(timeout=100)
     lines = output.splitlines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,19 +13,17 @@ from django_redislock import Lease, LockError, distributed_lock
 from tests.support.celery_app import EAGER, celery_app
 
 if TYPE_CHECKING:
-    from celery import Celery
-
-    from tests.conftest import Locks
+    pass
 
 Holders = Callable[[int], list[Lease]]
 
 
 @pytest.fixture
-def holders(locks: Locks) -> Iterator[Holders]:
+def holders(locks):
     """Make leases of the lock "lottery", in the order of their fences, that all say "held"."""
     held = []
 
-    def make(number: int) -> list[Lease]:
+    def make(number):
         for _ in range(number):
             locks.redis.flushall()
             lock = distributed_lock("lottery", ttl=60, wait=0)
@@ -46,7 +44,7 @@ def holders(locks: Locks) -> Iterator[Holders]:
 
 
 @pytest.fixture
-def eager_app() -> Iterator[Celery]:
+def eager_app():
     """An application in eager mode. The shared tasks of a test end with it."""
     with celery_app(**EAGER) as app:
         yield app

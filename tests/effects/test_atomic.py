@@ -21,7 +21,7 @@ from django.db import (
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
-from django_redislock import Lease, LockLost, LockMisuse, StaleFence, distributed_lock, held
+from django_redislock import LockLost, LockMisuse, StaleFence, distributed_lock, held
 from django_redislock.models import Fence
 from tests.effects.models import Counter, Entry, written
 from tests.support.databases import (
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 # What the lock's own server does is proven elsewhere.
 
 
-def write(database: str, lease: Lease, value: int = 0) -> None:
+def write(database, lease, value=0):
     """One write under the lease."""
     Entry.objects.using(database).create(fence=lease.fence, value=value)
 
 
-def fence_of(database: str, name: str = "lottery") -> Fence:
+def fence_of(database, name="lottery"):
     """The row of a lock."""
     return Fence.objects.using(database).get(name=name)
 
@@ -60,7 +60,7 @@ def fence_of(database: str, name: str = "lottery") -> Fence:
 # --- what it does --------------------------------------------------------------------------------
 
 
-def test_of_several_names_every_fence_is_claimed(locks: Locks, database: str) -> None:
+def test_of_several_names_every_fence_is_claimed(locks, database):
     names = "account:1", "account:2"
     with distributed_lock(*reversed(names), atomic=database) as lease:
         write(database, lease)
@@ -76,7 +76,7 @@ def test_of_several_names_every_fence_is_claimed(locks: Locks, database: str) ->
     assert fence_of(database, names[0]).fence == lease.fences[names[0]]  # It is rolled back.
 
 
-def test_the_block_is_committed_and_its_fence_is_claimed(locks: Locks, database: str) -> None:
+def test_the_block_is_committed_and_its_fence_is_claimed(locks, database):
     with distributed_lock("lottery") as lease, lease.atomic(database):
         write(database, lease)
     assert written(database) == [lease.fence]
@@ -90,9 +90,7 @@ def test_the_block_is_committed_and_its_fence_is_claimed(locks: Locks, database:
     assert row.claimed_at is not None
 
 
-def test_the_claim_is_the_first_statement_and_the_only_one_that_is_added(
-    locks: Locks, database: str
-) -> None:
+def test_the_claim_is_the_first_statement_and_the_only_one_that_is_added(locks, database):
     for _ in range(2):  # The first time it makes the row as well.
         with (
             distributed_lock("lottery") as lease,
@@ -105,7 +103,7 @@ def test_the_claim_is_the_first_statement_and_the_only_one_that_is_added(
     assert [sql.split()[0] for sql in sqls] == ["UPDATE", "INSERT"]
 
 
-def test_one_lease_may_have_several_transactions(locks: Locks, database: str) -> None:
+def test_one_lease_may_have_several_transactions(locks, database):
     with distributed_lock("lottery") as lease:
         for _ in range(3):
             with lease.atomic(database):
@@ -113,10 +111,8 @@ def test_one_lease_may_have_several_transactions(locks: Locks, database: str) ->
     assert written(database) == [lease.fence] * 3
 
 
-def test_an_exception_of_the_block_rolls_it_back_and_goes_through(
-    locks: Locks, database: str
-) -> None:
-    def fail() -> None:
+def test_an_exception_of_the_block_rolls_it_back_and_goes_through(locks, database):
+    def fail():
         with distributed_lock("lottery") as lease, lease.atomic(database):
             write(database, lease)
             raise ZeroDivisionError
@@ -126,7 +122,7 @@ def test_an_exception_of_the_block_rolls_it_back_and_goes_through(
     assert written(database) == []
 
 
-def _catch_an_error(database: str) -> None:
+def _catch_an_error(database):
     there = Entry.objects.using(database).get()
     with suppress(IntegrityError):
         Entry.objects.using(database).create(position=there.position, fence=1)
@@ -141,12 +137,10 @@ def _catch_an_error(database: str) -> None:
     ],
     ids=["an error is caught", "the connection is closed", "it is to be rolled back"],
 )
-def test_a_transaction_that_django_would_roll_back_in_silence_is_an_error(
-    locks: Locks, database: str, end: Callable[[str], object]
-) -> None:
+def test_a_transaction_that_django_would_roll_back_in_silence_is_an_error(locks, database, end):
     """Else a task would count as a success, and its work as done."""
 
-    def draw() -> None:
+    def draw():
         with distributed_lock("lottery") as lease, lease.atomic(database):
             write(database, lease)
             end(database)
@@ -156,12 +150,12 @@ def test_a_transaction_that_django_would_roll_back_in_silence_is_an_error(
     assert written(database) == []
 
 
-def _break_by_a_read(database: str) -> None:
+def _break_by_a_read(database):
     with suppress(DatabaseError), connections[database].cursor() as cursor:
         cursor.execute("SELECT 1 FROM nowhere")
 
 
-def _break_by_a_conflict(database: str) -> None:
+def _break_by_a_conflict(database):
     there = Entry.objects.using(database).get()
     with suppress(DatabaseError), connections[database].cursor() as cursor:
         write = "INSERT OR ROLLBACK INTO effects_entry (position, fence, value) VALUES (%s, 0, 0)"
@@ -172,11 +166,11 @@ def _break_by_a_conflict(database: str) -> None:
     ("database_kind", "end"), [(POSTGRES, _break_by_a_read), (SQLITE, _break_by_a_conflict)]
 )
 def test_a_transaction_that_the_database_has_broken_unnoticed_by_django_is_an_error(
-    locks: Locks, database: str, end: Callable[[str], object]
-) -> None:
+    locks, database, end
+):
     """PostgreSQL would answer the commit with a rollback, and no driver calls that an error."""
 
-    def draw() -> None:
+    def draw():
         with distributed_lock("lottery", atomic=database) as lease:
             write(database, lease)
             end(database)
@@ -186,9 +180,7 @@ def test_a_transaction_that_the_database_has_broken_unnoticed_by_django_is_an_er
     assert written(database) == []
 
 
-def test_an_error_that_broke_no_more_than_a_savepoint_lets_the_block_commit(
-    locks: Locks, database: str
-) -> None:
+def test_an_error_that_broke_no_more_than_a_savepoint_lets_the_block_commit(locks, database):
     with distributed_lock("lottery", atomic=database) as lease:
         write(database, lease)
         with transaction.atomic(using=database):
@@ -207,7 +199,7 @@ def test_what_follows_a_caught_deadlock_is_not_committed_without_the_claim(
     counters = Counter.objects.using(database).select_for_update()
     has_first = threading.Event()
 
-    def draw() -> None:
+    def draw():
         with distributed_lock("lottery", atomic=database) as lease:
             write(database, lease, 1)
             counters.get(name="a")
@@ -236,13 +228,13 @@ def test_what_a_testcase_has_read_before_does_not_hide_a_newer_fence(
 ) -> None:
     database = make_database("effects", isolation="repeatable read")
 
-    def overtake() -> None:
+    def overtake():
         assert Fence.objects.using(database).update(fence=2**62) == 1
 
     with distributed_lock("lottery") as lease, lease.atomic(database):
         pass
     of_the_testcase = transaction.atomic(using=database)
-    of_the_testcase._from_testcase = True  # type: ignore[attr-defined]
+    of_the_testcase._from_testcase = True
     with of_the_testcase, distributed_lock("lottery") as lease:
         assert fence_of(database).fence < lease.fence
         with ThreadPoolExecutor(1) as thread:
@@ -251,9 +243,7 @@ def test_what_a_testcase_has_read_before_does_not_hide_a_newer_fence(
             pytest.fail("the block must not begin")
 
 
-def test_locks_whose_names_differ_little_have_rows_of_their_own(
-    locks: Locks, database: str
-) -> None:
+def test_locks_whose_names_differ_little_have_rows_of_their_own(locks, database):
     for name in ("report", "Report", "report ", "é", "e"):
         with distributed_lock(name) as lease, lease.atomic(database):
             pass
@@ -264,8 +254,8 @@ def test_locks_whose_names_differ_little_have_rows_of_their_own(
 
 
 def test_of_two_holders_after_flushall_the_later_one_writes_and_the_earlier_one_is_refused(
-    holders: Holders, database: str
-) -> None:
+    holders, database
+):
     early, late = holders(2)
     with late.atomic(database):
         write(database, late)
@@ -277,7 +267,7 @@ def test_of_two_holders_after_flushall_the_later_one_writes_and_the_earlier_one_
     assert fence_of(database).lease_id == late.id
 
 
-def test_who_writes_before_the_later_one_is_in_order(holders: Holders, database: str) -> None:
+def test_who_writes_before_the_later_one_is_in_order(holders, database):
     early, late = holders(2)
     for lease in (early, late):
         with lease.atomic(database):
@@ -285,7 +275,7 @@ def test_who_writes_before_the_later_one_is_in_order(holders: Holders, database:
     assert written(database) == [early.fence, late.fence]
 
 
-def test_two_leases_with_the_same_fence_do_not_pass_for_one(locks: Locks, database: str) -> None:
+def test_two_leases_with_the_same_fence_do_not_pass_for_one(locks, database):
     # As after a failover with the clock set back; here another lease has written with our fence.
     with distributed_lock("lottery") as lease:
         with lease.atomic(database):
@@ -295,8 +285,8 @@ def test_two_leases_with_the_same_fence_do_not_pass_for_one(locks: Locks, databa
             pytest.fail("the block must not begin")
 
 
-def test_a_lease_that_is_lost_in_the_block_rolls_it_back(locks: Locks, database: str) -> None:
-    def lose_it() -> None:
+def test_a_lease_that_is_lost_in_the_block_rolls_it_back(locks, database):
+    def lose_it():
         with distributed_lock("lottery") as lease, lease.atomic(database):
             write(database, lease)
             assert held.force_release("lottery", lease.id)
@@ -311,7 +301,7 @@ def test_a_lease_that_is_lost_in_the_block_rolls_it_back(locks: Locks, database:
     assert fence_of(database).fence == 0
 
 
-def test_a_lease_that_is_over_begins_nothing(locks: Locks, database: str) -> None:
+def test_a_lease_that_is_over_begins_nothing(locks, database):
     with distributed_lock("lottery") as lease:
         pass
     with (
@@ -326,7 +316,7 @@ def test_a_lease_that_is_over_begins_nothing(locks: Locks, database: str) -> Non
 # --- many at once --------------------------------------------------------------------------------
 
 
-def increment(database: str, lease: Lease, start: threading.Barrier) -> str:
+def increment(database, lease, start):
     """Read a number and write one more, as one of many; return what came of it."""
     start.wait(HUNG)
     try:
@@ -342,7 +332,7 @@ def increment(database: str, lease: Lease, start: threading.Barrier) -> str:
     return "done"
 
 
-def race(database: str, leases: list[Lease], closing: Callable[..., Any]) -> list[str]:
+def race(database, leases, closing):
     """Let all of them increment at once."""
     Counter.objects.using(database).create()
     start = threading.Barrier(len(leases))
@@ -350,7 +340,7 @@ def race(database: str, leases: list[Lease], closing: Callable[..., Any]) -> lis
         return list(pool.map(closing(lambda lease: increment(database, lease, start)), leases))
 
 
-def check_race(database: str, leases: list[Lease], outcomes: list[str]) -> None:
+def check_race(database, leases, outcomes):
     """No update is lost, and nobody writes after a later lease."""
     done = outcomes.count("done")
     assert Counter.objects.using(database).get().value == done
@@ -362,9 +352,7 @@ def check_race(database: str, leases: list[Lease], outcomes: list[str]) -> None:
     assert outcomes[-1] != "stale"
 
 
-def test_first_claims_at_once_are_all_decided(
-    holders: Holders, database: str, in_threads: Callable[..., Any]
-) -> None:
+def test_first_claims_at_once_are_all_decided(holders, database, in_threads):
     leases = holders(6)
     outcomes = race(database, leases, in_threads)
     assert set(outcomes) <= {"done", "stale"}
@@ -415,12 +403,12 @@ def test_where_a_snapshot_is_final_an_overlap_is_the_databases_error_and_the_nex
     ],
 )
 def test_a_claim_waits_for_the_transaction_of_the_holder_before(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
-) -> None:
+    holders, make_database, in_threads, level
+):
     database = make_database("effects", isolation=level)
     early, late = holders(2)
 
-    def work() -> int:
+    def work():
         with late.atomic(database):
             return Entry.objects.using(database).count()
 
@@ -432,7 +420,7 @@ def test_a_claim_waits_for_the_transaction_of_the_holder_before(
         assert seen.result(HUNG) == 1, "the later holder reads what the earlier one has written"
 
 
-def _enter(lease: Lease, database: str) -> None:
+def _enter(lease, database):
     with lease.atomic(database):
         pass
 
@@ -461,7 +449,7 @@ def test_on_sqlite_a_database_that_stays_locked_is_its_own_error(
 
 
 @pytest.mark.parametrize("database_kind", [SQLITE, POSTGRES])  # MariaDB defers no constraint.
-def test_an_error_at_the_commit_is_told_and_nothing_is_written(locks: Locks, database: str) -> None:
+def test_an_error_at_the_commit_is_told_and_nothing_is_written(locks, database):
     deferred = (
         "CREATE TABLE child (parent bigint REFERENCES effects_entry (position)"
         " DEFERRABLE INITIALLY DEFERRED)"
@@ -469,7 +457,7 @@ def test_an_error_at_the_commit_is_told_and_nothing_is_written(locks: Locks, dat
     with connections[database].cursor() as cursor:
         cursor.execute(deferred)
 
-    def orphan() -> None:
+    def orphan():
         with distributed_lock("lottery") as lease, lease.atomic(database):
             write(database, lease)
             with connections[database].cursor() as cursor:
@@ -483,7 +471,7 @@ def test_an_error_at_the_commit_is_told_and_nothing_is_written(locks: Locks, dat
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_inside_a_transaction_it_shows_the_right_order(locks: Locks, database: str) -> None:
+def test_inside_a_transaction_it_shows_the_right_order(locks, database):
     with (
         transaction.atomic(using=database),
         distributed_lock("lottery") as lease,
@@ -495,7 +483,7 @@ def test_inside_a_transaction_it_shows_the_right_order(locks: Locks, database: s
     assert "ATOMIC_REQUESTS" in str(misuse.value)
 
 
-def test_it_does_not_nest(locks: Locks, database: str) -> None:
+def test_it_does_not_nest(locks, database):
     with (
         distributed_lock("lottery") as lease,
         lease.atomic(database),
@@ -505,7 +493,7 @@ def test_it_does_not_nest(locks: Locks, database: str) -> None:
         pytest.fail("the block must not begin")
 
 
-def test_savepoints_within_it_are_django_s_business(locks: Locks, database: str) -> None:
+def test_savepoints_within_it_are_django_s_business(locks, database):
     with distributed_lock("lottery") as lease, lease.atomic(database):
         write(database, lease, 1)
         with suppress(ZeroDivisionError), transaction.atomic(using=database):
@@ -514,7 +502,7 @@ def test_savepoints_within_it_are_django_s_business(locks: Locks, database: str)
     assert written(database) == [lease.fence]
 
 
-def test_where_autocommit_is_off_nothing_would_be_committed(locks: Locks, database: str) -> None:
+def test_where_autocommit_is_off_nothing_would_be_committed(locks, database):
     transaction.set_autocommit(False, using=database)
     try:
         with (
@@ -528,9 +516,7 @@ def test_where_autocommit_is_off_nothing_would_be_committed(locks: Locks, databa
         transaction.set_autocommit(True, using=database)
 
 
-def test_a_missing_table_is_said_with_the_command_that_makes_it(
-    locks: Locks, make_database: MakeDatabase
-) -> None:
+def test_a_missing_table_is_said_with_the_command_that_makes_it(locks, make_database):
     database = make_database("effects", migrate=False)
     with (
         distributed_lock("lottery") as lease,
@@ -554,7 +540,7 @@ def test_a_database_without_transactions_is_refused(
         pytest.fail("the block must not begin")
 
 
-def test_an_error_of_the_block_s_own_statements_is_left_alone(locks: Locks, database: str) -> None:
+def test_an_error_of_the_block_s_own_statements_is_left_alone(locks, database):
     with (
         pytest.raises(DatabaseError, match="nowhere"),
         distributed_lock("lottery") as lease,
@@ -563,9 +549,7 @@ def test_an_error_of_the_block_s_own_statements_is_left_alone(locks: Locks, data
         connections[database].cursor().execute("SELECT 1 FROM nowhere")
 
 
-def test_an_unknown_database_is_named_with_those_that_there_are(
-    locks: Locks, database: str
-) -> None:
+def test_an_unknown_database_is_named_with_those_that_there_are(locks, database):
     with (
         distributed_lock("lottery") as lease,
         pytest.raises(ValueError, match=r"not 'efects'\. DATABASES has 'default', 'effects'"),
@@ -578,13 +562,13 @@ def test_an_unknown_database_is_named_with_those_that_there_are(
 class TestInATestCase:
     """pytest's mark wraps a test in the transaction of Django's TestCase."""
 
-    def test_its_own_transaction_does_not_count(self, locks: Locks) -> None:
+    def test_its_own_transaction_does_not_count(self, locks):
         assert connection.in_atomic_block
         with distributed_lock("lottery") as lease, lease.atomic():
             pass
         assert fence_of("default").fence == lease.fence
 
-    def test_one_of_the_test_does(self, locks: Locks) -> None:
+    def test_one_of_the_test_does(self, locks):
         with (
             transaction.atomic(),
             distributed_lock("lottery") as lease,
@@ -593,7 +577,7 @@ class TestInATestCase:
         ):
             pytest.fail("the block must not begin")
 
-    def test_a_stale_fence_leaves_the_test_s_transaction_usable(self, holders: Holders) -> None:
+    def test_a_stale_fence_leaves_the_test_s_transaction_usable(self, holders):
         early, late = holders(2)
         with late.atomic():
             pass
@@ -605,7 +589,7 @@ class TestInATestCase:
 # --- asynchronous code ---------------------------------------------------------------------------
 
 
-async def test_in_an_event_loop_it_is_refused_with_the_right_line(locks: Locks) -> None:
+async def test_in_an_event_loop_it_is_refused_with_the_right_line(locks):
     async with distributed_lock("lottery") as lease:
         with (
             pytest.raises(LockMisuse, match=r"await sync_to_async\(function\)\(lease\)"),
@@ -614,14 +598,12 @@ async def test_in_an_event_loop_it_is_refused_with_the_right_line(locks: Locks) 
             pytest.fail("the block must not begin")
 
 
-def test_asynchronous_code_calls_a_function_that_writes(
-    locks: Locks, database: str, in_threads: Callable[..., Any]
-) -> None:
-    def draw(lease: Lease) -> None:
+def test_asynchronous_code_calls_a_function_that_writes(locks, database, in_threads):
+    def draw(lease):
         with lease.atomic(database):
             write(database, lease)
 
-    async def main() -> Lease:
+    async def main():
         async with distributed_lock("lottery") as lease:
             await sync_to_async(in_threads(draw))(lease)
         return lease
@@ -636,16 +618,14 @@ def test_asynchronous_code_calls_a_function_that_writes(
 class ToOther:
     """A router that writes everything to "other", and reads from a replica that knows nothing."""
 
-    def db_for_write(self, model: type, **hints: Any) -> str:
+    def db_for_write(self, model, **hints):
         return "other"
 
-    def db_for_read(self, model: type, **hints: Any) -> str:
+    def db_for_read(self, model, **hints):
         return "replica"
 
 
-def test_the_fence_is_claimed_in_the_database_that_is_written(
-    locks: Locks, make_database: MakeDatabase
-) -> None:
+def test_the_fence_is_claimed_in_the_database_that_is_written(locks, make_database):
     for alias in ("one", "other"):
         make_database(alias)
     with distributed_lock("lottery") as lease, lease.atomic("other"):
@@ -654,7 +634,7 @@ def test_the_fence_is_claimed_in_the_database_that_is_written(
     assert not Fence.objects.using("one").exists()
 
 
-def test_each_database_knows_its_own_fences(holders: Holders, make_database: MakeDatabase) -> None:
+def test_each_database_knows_its_own_fences(holders, make_database):
     one, other = make_database("one"), make_database("other")
     early, late = holders(2)
     with late.atomic(one):
@@ -666,9 +646,7 @@ def test_each_database_knows_its_own_fences(holders: Holders, make_database: Mak
     assert written(other) == [early.fence]
 
 
-def test_a_router_has_no_say_in_where_the_fence_is(
-    locks: Locks, make_database: MakeDatabase, settings: Any
-) -> None:
+def test_a_router_has_no_say_in_where_the_fence_is(locks, make_database, settings):
     one, other, _ = (make_database(alias) for alias in ("one", "other", "replica"))
     settings.DATABASE_ROUTERS = [ToOther()]
     with distributed_lock("lottery") as lease, lease.atomic(one):
@@ -677,9 +655,7 @@ def test_a_router_has_no_say_in_where_the_fence_is(
     assert not Fence.objects.using(other).exists()
 
 
-def test_a_lease_of_another_alias_is_refused_before_anything_is_written(
-    locks: Locks, database: str, settings: Any
-) -> None:
+def test_a_lease_of_another_alias_is_refused_before_anything_is_written(locks, database, settings):
     """The two do not keep each other out, so one of them is a mistake."""
     default = settings.REDISLOCK["default"]
     settings.REDISLOCK = {

@@ -19,24 +19,21 @@ from tests.support.waiting import HUNG
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock import Lease
-    from django_redislock.fencing import FencedUpdate
-    from tests.conftest import Locks
     from tests.effects.conftest import Holders
     from tests.support.databases import MakeDatabase
 
 
-def reports(database: str) -> Any:
+def reports(database):
     """All rows, by key."""
     return Report.objects.using(database).order_by("pk")
 
 
-def bodies(database: str) -> list[tuple[str, int]]:
+def bodies(database):
     """What the rows have."""
     return list(reports(database).values_list("body", "fence"))
 
 
-def test_rows_are_written_with_the_fence(locks: Locks, database: str) -> None:
+def test_rows_are_written_with_the_fence(locks, database):
     for _ in range(2):
         reports(database).create()
     with distributed_lock("lottery") as lease:
@@ -46,7 +43,7 @@ def test_rows_are_written_with_the_fence(locks: Locks, database: str) -> None:
     assert bodies(database) == [("drawn", lease.fence)] * 2
 
 
-def test_a_lease_may_write_the_same_row_again(locks: Locks, database: str) -> None:
+def test_a_lease_may_write_the_same_row_again(locks, database):
     reports(database).create()
     with distributed_lock("lottery") as lease:
         for body in ("first", "second"):
@@ -54,9 +51,7 @@ def test_a_lease_may_write_the_same_row_again(locks: Locks, database: str) -> No
     assert bodies(database) == [("second", lease.fence)]
 
 
-def test_rows_that_a_later_lease_has_written_are_refused_and_counted(
-    holders: Holders, database: str
-) -> None:
+def test_rows_that_a_later_lease_has_written_are_refused_and_counted(holders, database):
     early, late = holders(2)
     rows = [reports(database).create() for _ in range(3)]
     assert fenced_update(reports(database).filter(pk=rows[1].pk), late, body="late") == (1, 0)
@@ -68,9 +63,7 @@ def test_rows_that_a_later_lease_has_written_are_refused_and_counted(
     ]
 
 
-def test_refused_are_those_that_were_selected_and_not_written(
-    holders: Holders, database: str
-) -> None:
+def test_refused_are_those_that_were_selected_and_not_written(holders, database):
     # The new value takes the updated rows out of the selection.
     early, late = holders(2)
     for _ in range(3):
@@ -80,22 +73,22 @@ def test_refused_are_those_that_were_selected_and_not_written(
     assert fenced_update(selected, early, is_new=False) == (2, 1)
 
 
-def test_no_row_at_all_is_neither(locks: Locks, database: str) -> None:
+def test_no_row_at_all_is_neither(locks, database):
     with distributed_lock("lottery") as lease:
         assert fenced_update(reports(database), lease, body="drawn") == (0, 0)
 
 
-def test_without_values_it_only_claims_the_rows(locks: Locks, database: str) -> None:
+def test_without_values_it_only_claims_the_rows(locks, database):
     reports(database).create(body="as it was")
     with distributed_lock("lottery") as lease:
         assert fenced_update(reports(database), lease) == (1, 0)
     assert bodies(database) == [("as it was", lease.fence)]
 
 
-def test_it_may_be_part_of_a_larger_transaction(locks: Locks, database: str) -> None:
+def test_it_may_be_part_of_a_larger_transaction(locks, database):
     reports(database).create()
 
-    def fail() -> None:
+    def fail():
         with distributed_lock("lottery") as lease, lease.atomic(database):
             fenced_update(reports(database), lease, body="drawn")
             raise ZeroDivisionError
@@ -105,21 +98,17 @@ def test_it_may_be_part_of_a_larger_transaction(locks: Locks, database: str) -> 
     assert bodies(database) == [("", 0)]
 
 
-def test_an_error_of_the_database_is_told_and_leaves_no_transaction(
-    locks: Locks, database: str
-) -> None:
+def test_an_error_of_the_database_is_told_and_leaves_no_transaction(locks, database):
     reports(database).create()
     with distributed_lock("lottery") as lease, pytest.raises(IntegrityError):
         fenced_update(reports(database), lease, body=None)
     assert not connections[database].in_atomic_block
 
 
-def write_between(
-    database: str, late: Lease, early: Lease, in_threads: Callable[..., Any]
-) -> FencedUpdate:
+def write_between(database, late, early, in_threads):
     """Let the later lease write while a transaction is open that has read, and then the earlier."""
 
-    def write_late() -> None:
+    def write_late():
         assert fenced_update(reports(database), late, body="late") == (1, 0)
 
     reports(database).create()
@@ -139,8 +128,8 @@ def write_between(
     ],
 )
 def test_refused_rows_are_counted_also_if_the_transaction_has_read_before(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
-) -> None:
+    holders, make_database, in_threads, level
+):
     database = make_database("effects", isolation=level)
     early, late = holders(2)
     assert write_between(database, late, early, in_threads) == (0, 1)
@@ -162,10 +151,10 @@ def test_where_a_snapshot_is_final_it_is_the_database_s_error(
 class Replicated:
     """A router that writes to "main" and reads from a replica that lags behind."""
 
-    def db_for_write(self, model: type, **hints: Any) -> str:
+    def db_for_write(self, model, **hints):
         return "main"
 
-    def db_for_read(self, model: type, **hints: Any) -> str:
+    def db_for_read(self, model, **hints):
         return "replica"
 
 
@@ -199,7 +188,7 @@ def test_who_has_waited_for_a_later_lease_is_refused_also_with_values_of_a_paren
     tills = Till.objects.using(database)
     till = tills.create(name="till")
 
-    def update_early() -> FencedUpdate:
+    def update_early():
         return fenced_update(tills.filter(pk=till.pk), early, value=1, is_open=False)
 
     with ThreadPoolExecutor(1) as thread:
@@ -212,16 +201,14 @@ def test_who_has_waited_for_a_later_lease_is_refused_also_with_values_of_a_paren
     assert (till.value, till.is_open, till.fence) == (2, True, late.fence)
 
 
-def test_a_fence_in_the_table_of_a_parent_is_refused(locks: Locks, database: str) -> None:
+def test_a_fence_in_the_table_of_a_parent_is_refused(locks, database):
     """Django selects the rows of such a model first, and updates both tables after that."""
     with distributed_lock("lottery") as lease, pytest.raises(TypeError) as refused:
         fenced_update(Annual.objects.using(database), lease, body="x")
     assert "Give Annual a field of its own, or update rows of Report" in str(refused.value)
 
 
-def test_with_a_router_rows_are_written_and_counted_in_one_place(
-    holders: Holders, make_database: MakeDatabase, settings: Any
-) -> None:
+def test_with_a_router_rows_are_written_and_counted_in_one_place(holders, make_database, settings):
     main, replica = make_database("main"), make_database("replica")
     early, late = holders(2)
     for alias in (main, replica):
@@ -235,8 +222,8 @@ def test_with_a_router_rows_are_written_and_counted_in_one_place(
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_rows_are_written_as_the_queryset_does_it_also_those_that_a_manager_hides(
-    locks: Locks, database: str, joined: bool
-) -> None:
+    locks, database, joined
+):
     report = reports(database).create()
     Note.objects.using(database).create(report=report, text="thrown away")
     letters = Letter.everything.using(database)
@@ -246,7 +233,7 @@ def test_rows_are_written_as_the_queryset_does_it_also_those_that_a_manager_hide
     assert list(letters.values_list("text", "fence")) == [("written", lease.fence)]
 
 
-def test_a_plain_save_admits_no_late_holder(holders: Holders, database: str) -> None:
+def test_a_plain_save_admits_no_late_holder(holders, database):
     early, late = holders(2)
     read_before = reports(database).create()
     fenced_update(reports(database), late, body="late")
@@ -258,7 +245,7 @@ def test_a_plain_save_admits_no_late_holder(holders: Holders, database: str) -> 
     assert bodies(database) == [("saved", late.fence)]
 
 
-def test_a_save_may_raise_the_fence_and_a_new_row_has_its_own(locks: Locks, database: str) -> None:
+def test_a_save_may_raise_the_fence_and_a_new_row_has_its_own(locks, database):
     row = reports(database).create(fence=7)
     assert reports(database).get().fence == 7
     row.fence = 9
@@ -274,7 +261,7 @@ def test_a_save_may_raise_the_fence_and_a_new_row_has_its_own(locks: Locks, data
     assert (row.value, row.fence) == (1, 7)
 
 
-def test_migrations_have_a_field_of_django() -> None:
+def test_migrations_have_a_field_of_django():
     _, path, args, options = Report._meta.get_field("fence").deconstruct()
     assert path == "django.db.models.BigIntegerField"
     assert (args, options) == ([], {"default": 0, "editable": False})
@@ -283,7 +270,7 @@ def test_migrations_have_a_field_of_django() -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_a_lease_that_is_over_writes_nothing(locks: Locks, database: str) -> None:
+def test_a_lease_that_is_over_writes_nothing(locks, database):
     reports(database).create()
     with distributed_lock("lottery") as lease:
         pass
@@ -296,19 +283,17 @@ def test_a_lease_that_is_over_writes_nothing(locks: Locks, database: str) -> Non
 
 
 @pytest.mark.parametrize("model", [Counter, Unfenced])
-def test_a_model_without_a_field_for_the_fence_is_refused(
-    locks: Locks, database: str, model: Any
-) -> None:
+def test_a_model_without_a_field_for_the_fence_is_refused(locks, database, model):
     line = "`fence = models.BigIntegerField(default=0)`"
     with distributed_lock("lottery") as lease, pytest.raises(TypeError, match=re.escape(line)):
         fenced_update(model.objects.using(database), lease, value=1)
 
 
-def test_the_fence_is_not_given_by_hand(locks: Locks, database: str) -> None:
+def test_the_fence_is_not_given_by_hand(locks, database):
     with distributed_lock("lottery") as lease, pytest.raises(TypeError, match="leave fence= out"):
         fenced_update(reports(database), lease, fence=7)
 
 
-def test_what_is_no_lease_is_refused(locks: Locks, database: str) -> None:
+def test_what_is_no_lease_is_refused(locks, database):
     with distributed_lock("lottery"), pytest.raises(TypeError, match="not a lease: 7"):
-        fenced_update(reports(database), 7, body="drawn")  # type: ignore[arg-type]
+        fenced_update(reports(database), 7, body="drawn")

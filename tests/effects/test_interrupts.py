@@ -16,13 +16,11 @@ from tests.support.backends import UNHURRIED
 from tests.support.databases import on_sqlite
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from tests.conftest import Locks
 
 
 @pytest.fixture
-def locks(locks: Locks, undo_in_time: None) -> Locks:
+def locks(locks, undo_in_time):
     """No call ends because the server or the machine stands still."""
     return locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
 
@@ -35,11 +33,11 @@ def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
 ) -> None:
     left_open = 0
 
-    def enter() -> None:
+    def enter():
         with distributed_lock(NAME, wait=10, atomic=database):
             pass
 
-    def prepare() -> None:
+    def prepare():
         nonlocal left_open
         if connections[database].in_atomic_block:
             left_open += 1
@@ -67,10 +65,10 @@ def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_
     task = lottery(database, key=NAME)
     halves = []
 
-    def complete(lease: Any, **news: Any) -> None:
+    def complete(lease, **news):
         completed_runs.note(lease, database)
 
-    def prepare() -> None:
+    def prepare():
         connections[database].close()
         del connections[database]
         rows, runs = (one.objects.using(database) for one in (Entry, CompletedRun))

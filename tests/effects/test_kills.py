@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.db import connections
@@ -20,16 +20,14 @@ from tests.support.databases import described, use
 from tests.support.processes import hear, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks, Spawn
+    pass
 
 pytestmark = pytest.mark.slow
 
 NOTHING, ALL = (0, 0), (1, 1)
 
 
-def draw(database: str, number: int) -> int:
+def draw(database, number):
     """Draw a lottery if nobody has, in two writes; return the fence under which that was decided.
 
     Each has a lock of its own, so that each time the row of the lock is made, too.
@@ -43,7 +41,7 @@ def draw(database: str, number: int) -> int:
     return lease.fence
 
 
-def drawn(database: str, number: int) -> tuple[int, int]:
+def drawn(database, number):
     """How often each of the two writes was made."""
     entries = Entry.objects.using(database).filter(value=number).count()
     return entries, Counter.objects.using(database).get(name=number).value
@@ -52,30 +50,30 @@ def drawn(database: str, number: int) -> tuple[int, int]:
 class Killer:
     """Kills its own process at a place: before a statement, or before or after a commit."""
 
-    def __init__(self, database: str, place: int) -> None:
+    def __init__(self, database, place):
         self._left = place
         connection = connections[database]
         connection.execute_wrappers.append(self._execute)
         self._commit = connection.commit
-        connection.commit = self._kill_around_commit  # type: ignore[method-assign]
+        connection.commit = self._kill_around_commit
 
-    def _execute(self, execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+    def _execute(self, execute, sql, *rest):
         self._may_kill(f"before {sql.split(maxsplit=1)[0]}")
         return execute(sql, *rest)
 
-    def _kill_around_commit(self) -> None:
+    def _kill_around_commit(self):
         self._may_kill("before COMMIT")
         self._commit()
         self._may_kill("after COMMIT")
 
-    def _may_kill(self, place: str) -> None:
+    def _may_kill(self, place):
         if self._left == 0:
             say(place)
             os.kill(os.getpid(), signal.SIGKILL)
         self._left -= 1
 
 
-def draw_and_be_killed(databases: dict[str, Any], database: str) -> None:
+def draw_and_be_killed(databases, database):
     """In a child: let a process draw and be killed, at each place that the test names."""
     use(**databases)
     while True:
@@ -92,10 +90,10 @@ def draw_and_be_killed(databases: dict[str, Any], database: str) -> None:
 
 @pytest.mark.proves("N4")
 def test_a_kill_between_any_two_statements_leaves_all_or_nothing_and_the_next_one_does_the_rest(
-    locks: Locks, database: str, spawn: Spawn
-) -> None:
+    locks, database, spawn
+):
     child = spawn(draw_and_be_killed, described(database), database)
-    states: list[tuple[str, tuple[int, int]]] = []
+    states = []
     were_held = 0
     for number in count():
         Counter.objects.using(database).create(name=number)

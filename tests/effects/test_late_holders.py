@@ -31,12 +31,12 @@ TTL = 5.0  # Long enough to come to the place where the holder stands still.
 
 
 @pytest.fixture
-def locks(locks: Locks) -> Locks:
+def locks(locks):
     """A server that stands still with the machine is not given up."""
     return locks.configure(OPTIONS=UNHURRIED, UNAVAILABLE_AFTER=HUNG)
 
 
-def draw(database: str) -> int:
+def draw(database):
     """Take the lock, when it is free, and write under its fence, which is returned."""
     with distributed_lock("lottery", wait=HUNG) as lease, lease.atomic(database):
         Entry.objects.using(database).create(fence=lease.fence)
@@ -46,12 +46,12 @@ def draw(database: str) -> int:
 # --- stopped between the check and the write -----------------------------------------------------
 
 
-def draw_late(databases: dict[str, Any], database: str, *, fenced: bool) -> None:
+def draw_late(databases, database, *, fenced):
     """In a child: check the lease, and stand still before the first write after that."""
     use(**databases)
     stood_still = False
 
-    def stand_still(execute: Any, sql: str, *args: Any) -> Any:
+    def stand_still(execute, sql, *args):
         nonlocal stood_still
         if not stood_still and sql.startswith(("UPDATE", "INSERT")):
             stood_still = True
@@ -74,13 +74,13 @@ def draw_late(databases: dict[str, Any], database: str, *, fenced: bool) -> None
 
 
 @pytest.fixture
-def late(locks: Locks, database: str, spawn: Spawn) -> Callable[..., tuple[Any, int]]:
+def late(locks, database, spawn):
     """Stop a holder between its check and its write, until another one has taken over and written.
 
     Returns what came of the late one, and the fence of the other.
     """
 
-    def run(*, fenced: bool) -> tuple[Any, int]:
+    def run(*, fenced):
         child = spawn(draw_late, described(database), database, fenced=fenced)
         assert child.read() == "checked"
         child.stop()
@@ -93,18 +93,14 @@ def late(locks: Locks, database: str, spawn: Spawn) -> Callable[..., tuple[Any, 
 
 
 @pytest.mark.proves("N1")
-def test_a_holder_stopped_between_check_and_write_gets_stale_fence(
-    late: Callable[..., tuple[Any, int]], database: str
-) -> None:
+def test_a_holder_stopped_between_check_and_write_gets_stale_fence(late, database):
     (outcome, fence, claimed), newer = late(fenced=True)
     assert outcome == "stale"
     assert claimed == newer > fence
     assert written(database) == [newer]
 
 
-def test_also_if_the_lock_has_been_claimed_before(
-    late: Callable[..., tuple[Any, int]], database: str
-) -> None:
+def test_also_if_the_lock_has_been_claimed_before(late, database):
     first = draw(database)
     (outcome, fence, claimed), newer = late(fenced=True)
     assert outcome == "stale"
@@ -113,9 +109,7 @@ def test_also_if_the_lock_has_been_claimed_before(
 
 
 @pytest.mark.proves("N1")
-def test_without_the_fence_it_writes_after_the_other(
-    late: Callable[..., tuple[Any, int]], database: str
-) -> None:
+def test_without_the_fence_it_writes_after_the_other(late, database):
     (outcome, fence), newer = late(fenced=False)
     assert outcome == "written"
     assert written(database) == [newer, fence]
@@ -124,7 +118,7 @@ def test_without_the_fence_it_writes_after_the_other(
 # --- stopped or killed within the transaction ----------------------------------------------------
 
 
-def stand_still_within(databases: dict[str, Any], database: str) -> None:
+def stand_still_within(databases, database):
     """In a child: write, and stand still before the commit."""
     use(**databases)
     try:
@@ -153,9 +147,7 @@ def test_a_holder_stopped_before_its_commit_rolls_back_and_the_next_one_goes_on(
     assert written(database) == [fence]
 
 
-def test_a_holder_killed_within_the_transaction_leaves_nothing(
-    locks: Locks, database: str, spawn: Spawn
-) -> None:
+def test_a_holder_killed_within_the_transaction_leaves_nothing(locks, database, spawn):
     child = spawn(stand_still_within, described(database), database)
     assert child.read() == "written"
     child.kill()
@@ -174,7 +166,7 @@ SHORT = 0.3  # Seconds that a lease lasts; a pause is longer.
 PAUSED = min(0.2, 60 / INCREMENTS)  # The share of all, at each place where there may be a pause.
 
 
-def increment_often(databases: dict[str, Any], database: str, seed: int) -> None:
+def increment_often(databases, database, seed):
     """In a child: read a number and write one more, with pauses; say how often that was too late.
 
     Who is refused tries again, until all have been written.
@@ -185,30 +177,30 @@ def increment_often(databases: dict[str, Any], database: str, seed: int) -> None
     chances = {name: Random(seed) for name in ("fenced", "plain")}
     late = 0
 
-    def pause(name: str) -> None:
+    def pause(name):
         if chances[name].random() < PAUSED:
             time.sleep(2 * SHORT)
 
-    def increment(name: str) -> None:
+    def increment(name):
         counter = Counter.objects.using(database).get(name=name)
         pause(name)
         counter.value += 1
         counter.save()
 
-    def pause_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:
+    def pause_before_the_claim(execute, sql, *rest):
         if sql.startswith("UPDATE") and "django_redislock_fence" in sql:
             pause("fenced")
         return execute(sql, *rest)
 
-    def with_fence() -> None:
+    def with_fence():
         with distributed_lock("fenced", ttl=SHORT, renew=False, wait=HUNG, atomic=database):
             increment("fenced")
 
-    def without_fence() -> None:
+    def without_fence():
         with distributed_lock("plain", ttl=SHORT, renew=False, wait=HUNG):
             increment("plain")
 
-    def is_written() -> bool:
+    def is_written():
         nonlocal late
         try:
             with connections[database].execute_wrapper(pause_before_the_claim):
@@ -230,8 +222,8 @@ def increment_often(databases: dict[str, Any], database: str, seed: int) -> None
 
 
 def test_pauses_beyond_the_ttl_lose_updates_without_the_fence_and_none_with_it(
-    locks: Locks, database: str, spawn: Spawn
-) -> None:
+    locks, database, spawn
+):
     for name in ("fenced", "plain"):
         Counter.objects.using(database).create(name=name)
     children = [

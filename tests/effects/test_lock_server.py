@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,17 +16,15 @@ from tests.support.test_servers import can_shift_clocks
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks, MakeServer
-    from tests.support.servers import Kind, Server
+    from tests.conftest import Locks
+    from tests.support.servers import Server
 
 pytestmark = pytest.mark.slow
 
 HOUR = 3600
 
 
-def draw(database: str) -> int:
+def draw(database):
     """Take the lock and write under its fence, which is returned."""
     with distributed_lock("lottery", wait=0, atomic=database) as lease:
         Entry.objects.using(database).create(fence=lease.fence)
@@ -37,12 +35,8 @@ def draw(database: str) -> int:
 
 
 def test_of_two_holders_after_a_failover_the_later_one_writes_and_the_earlier_one_is_refused(
-    locks: Locks,
-    server_kind: Kind,
-    make_server: MakeServer,
-    database: str,
-    in_threads: Callable[..., Any],
-) -> None:
+    locks, server_kind, make_server, database, in_threads
+):
     master = make_server(server_kind, repl_diskless_sync_delay=0)
     replica = make_server(server_kind, replicaof=f"{master.host} {master.port}")
     locks.on(master, TTL=60)
@@ -75,7 +69,7 @@ needs_clock = pytest.mark.skipif(not can_shift_clocks(), reason="needs Linux and
 
 
 @pytest.fixture
-def moved(locks: Locks, server_kind: Kind, make_server: MakeServer) -> Server:
+def moved(locks, server_kind, make_server):
     """A server whose clock can be set, for the locks of this test."""
     server = make_server(server_kind, movable_clock=True)
     locks.on(server)

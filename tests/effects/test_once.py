@@ -45,7 +45,7 @@ from tests.support.waiting import HUNG
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Locks, MakeServer, Spawn
+    from tests.conftest import Locks, Spawn
     from tests.support.databases import MakeDatabase
 
 pytestmark = pytest.mark.usefixtures("locks", "eager_app")
@@ -53,12 +53,10 @@ pytestmark = pytest.mark.usefixtures("locks", "eager_app")
 _names = count(1)
 
 
-def lottery(
-    database: str, more: Callable[[], Any] = lambda: None, *, key: str = "lottery", **options: Any
-) -> Any:
+def lottery(database, more=lambda: None, *, key="lottery", **options):
     """A task that writes one line, and then does *more*."""
 
-    def body() -> Any:
+    def body():
         Entry.objects.using(database).create(fence=0)
         return more()
 
@@ -68,11 +66,11 @@ def lottery(
     )(body)
 
 
-def draws(database: str) -> int:
+def draws(database):
     return Entry.objects.using(database).count()
 
 
-def completed(database: str) -> list[str]:
+def completed(database):
     """The locks of the runs that the database has as completed."""
     return list(CompletedRun.objects.using(database).order_by("pk").values_list("name", flat=True))
 
@@ -80,7 +78,7 @@ def completed(database: str) -> list[str]:
 # --- what is skipped ------------------------------------------------------------------------------
 
 
-def test_a_later_run_is_skipped_with_the_same_result_as_after_seconds(database: str) -> None:
+def test_a_later_run_is_skipped_with_the_same_result_as_after_seconds(database):
     task = lottery(database)
     first = task.delay()
     assert first.get() is None
@@ -113,7 +111,7 @@ def test_the_row_says_which_run_it_was(database: str) -> None:
     assert 0 <= row.ago < 60
 
 
-def test_a_redelivery_is_skipped_as_a_duplicate(database: str) -> None:
+def test_a_redelivery_is_skipped_as_a_duplicate(database):
     task = lottery(database)
     task.apply(task_id="the same")
     assert task.apply(task_id="the same").get() == {
@@ -174,7 +172,7 @@ def test_an_id_of_any_length_fails_no_run_at_its_end(database: str) -> None:
 
 
 @pytest.mark.django_db
-def test_within_a_test_case_it_goes_by_the_database_of_the_test() -> None:
+def test_within_a_test_case_it_goes_by_the_database_of_the_test():
     task = lottery("default")
     task()
     assert task()["skipped"] == "done"
@@ -185,10 +183,10 @@ def test_within_a_test_case_it_goes_by_the_database_of_the_test() -> None:
 
 
 @pytest.mark.parametrize("once", [None, "database"])
-def test_who_waits_for_the_lock_keeps_no_connection_meanwhile(database: str, once: Any) -> None:
+def test_who_waits_for_the_lock_keeps_no_connection_meanwhile(database, once):
     """Databases close those that are idle for long, and others may need them."""
 
-    def body() -> None: ...
+    def body(): ...
 
     body.__name__ = f"draw_once_{next(_names)}"
     how = {"on_conflict": "wait", "wait": 0.1, "once": once}
@@ -203,12 +201,10 @@ def test_who_waits_for_the_lock_keeps_no_connection_meanwhile(database: str, onc
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, Ignore])
-def test_a_body_that_raises_leaves_no_row_and_runs_again(
-    database: str, error: type[Exception]
-) -> None:
-    outcomes: list[Any] = [error("not yet"), "drawn"]
+def test_a_body_that_raises_leaves_no_row_and_runs_again(database, error):
+    outcomes = [error("not yet"), "drawn"]
 
-    def succeed_later() -> Any:
+    def succeed_later():
         outcome = outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -224,7 +220,7 @@ def test_a_body_that_raises_leaves_no_row_and_runs_again(
 
 @on_sqlite
 def test_a_run_that_has_published_its_own_retry_is_not_completed(database: str) -> None:
-    def body(self: Any) -> str:
+    def body(self):
         Entry.objects.using(database).create(fence=0)
         if not self.request.retries:
             self.retry(throw=False)
@@ -242,8 +238,8 @@ def test_a_run_that_has_published_its_own_retry_is_not_completed(database: str) 
     assert draws(database) == 2
 
 
-def test_what_is_rolled_back_before_the_commit_leaves_no_row(database: str) -> None:
-    def lose() -> None:
+def test_what_is_rolled_back_before_the_commit_leaves_no_row(database):
+    def lose():
         lease = current_lease()
         assert lease is not None
         assert held.force_release(lease.name, lease.id)
@@ -258,13 +254,11 @@ def test_what_is_rolled_back_before_the_commit_leaves_no_row(database: str) -> N
 # --- found only under the lock --------------------------------------------------------------------
 
 
-def test_what_was_completed_while_it_waited_for_the_lock_is_found_before_the_body(
-    database: str,
-) -> None:
+def test_what_was_completed_while_it_waited_for_the_lock_is_found_before_the_body(database):
     """As by the run that it has waited for. Nothing is written, and no run has been."""
     other = lottery(database)
 
-    def complete(lease: Any, **news: Any) -> None:
+    def complete(lease, **news):
         signals.lock_acquired.disconnect(complete)
         completed_runs.note(lease, database)
         CompletedRun.objects.using(database).update(place="web-1:7", task_id="another")
@@ -290,7 +284,7 @@ def test_what_was_completed_while_it_waited_for_the_lock_is_found_before_the_bod
 def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(
     database: str,
 ) -> None:
-    def complete(lease: Any, **news: Any) -> None:
+    def complete(lease, **news):
         signals.lock_acquired.disconnect(complete)
         lease.renew()
         completed_runs.note(lease, database)
@@ -308,7 +302,7 @@ def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(
 # --- what Redis forgets, the database does not ----------------------------------------------------
 
 
-def test_after_flushall_it_is_not_drawn_again(database: str, locks: Locks) -> None:
+def test_after_flushall_it_is_not_drawn_again(database, locks):
     task = lottery(database)
     task.delay()
     locks.redis.flushall()
@@ -318,7 +312,7 @@ def test_after_flushall_it_is_not_drawn_again(database: str, locks: Locks) -> No
 
 @on_sqlite
 def test_with_seconds_it_is_drawn_again_after_flushall(database: str, locks: Locks) -> None:
-    def draw() -> None:
+    def draw():
         Entry.objects.using(database).create(fence=0)
 
     draw.__name__ = f"draw_once_{next(_names)}"
@@ -330,9 +324,7 @@ def test_with_seconds_it_is_drawn_again_after_flushall(database: str, locks: Loc
     assert draws(database) == 2
 
 
-def test_on_a_second_redis_with_empty_memory_it_is_not_drawn_again(
-    database: str, locks: Locks, make_server: MakeServer
-) -> None:
+def test_on_a_second_redis_with_empty_memory_it_is_not_drawn_again(database, locks, make_server):
     task = lottery(database)
     task.delay()
     locks.on(make_server())
@@ -348,15 +340,15 @@ def test_that_it_is_done_needs_no_redis(database: str, locks: Locks) -> None:
     assert task.delay().get()["skipped"] == "done"
 
 
-def draw_and_stand_still(databases: dict[str, Any], database: str, when: str) -> None:
+def draw_and_stand_still(databases, database, when):
     """In a child: draw, and stand still in the body or after the commit."""
     use(**databases)
 
-    def wait() -> None:
+    def wait():
         say(when)
         hear()
 
-    def more() -> None:
+    def more():
         if when == "body":
             wait()
         elif when == "commit":
@@ -369,9 +361,7 @@ def draw_and_stand_still(databases: dict[str, Any], database: str, when: str) ->
 
 
 @pytest.mark.slow
-def test_a_run_killed_between_commit_and_release_is_not_repeated_by_its_redelivery(
-    database: str, spawn: Spawn
-) -> None:
+def test_a_run_killed_between_commit_and_release_is_not_repeated_by_its_redelivery(database, spawn):
     child = spawn(draw_and_stand_still, described(database), database, "commit")
     assert [child.read(), child.read()] == ["granted", "commit"]
     child.kill()
@@ -399,13 +389,8 @@ def test_a_run_killed_before_its_commit_is_repeated(
     [(SQLITE, ""), (MARIADB, ""), (POSTGRES, ""), (POSTGRES, "serializable")],
 )
 def test_of_two_runs_that_two_servers_let_in_one_draws(
-    make_database: MakeDatabase,
-    database_kind: str,
-    spawn: Spawn,
-    locks: Locks,
-    make_server: MakeServer,
-    isolation: str,
-) -> None:
+    make_database, database_kind, spawn, locks, make_server, isolation
+):
     database = make_database("effects", isolation=isolation)
     first = spawn(draw_and_stand_still, described(database), database, "body")
     assert [first.read(), first.read()] == ["granted", "body"]
@@ -427,7 +412,7 @@ def test_of_two_runs_that_two_servers_let_in_one_draws(
 LOTTERIES = 100
 
 
-def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int, *, rest: bool) -> None:
+def draw_all(databases, database, once, seed, *, rest):
     """In a child: draw all the lotteries, in an order of our own; in the middle, maybe, rest."""
     use(**databases)
 
@@ -451,14 +436,14 @@ def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int, *, 
 
 
 @pytest.fixture
-def drawn(database: str, spawn: Spawn, locks: Locks) -> Callable[[Any], list[int]]:
+def drawn(database, spawn, locks):
     """Have two processes draw all lotteries, with FLUSHALL amid them; return all draws.
 
     One of them rests until then, so that however slow either is, one has drawn before it what the
     other comes to after it.
     """
 
-    def run(once: Any) -> list[int]:
+    def run(once):
         children = [
             spawn(draw_all, described(database), database, once, seed, rest=seed == 0)
             for seed in range(2)
@@ -478,9 +463,7 @@ def drawn(database: str, spawn: Spawn, locks: Locks) -> Callable[[Any], list[int
 
 
 @pytest.mark.slow
-def test_flushall_amid_a_hundred_lotteries_each_is_drawn_once(
-    drawn: Callable[[Any], list[int]], database: str
-) -> None:
+def test_flushall_amid_a_hundred_lotteries_each_is_drawn_once(drawn, database):
     assert drawn("database") == list(range(LOTTERIES))
     assert len(completed(database)) == LOTTERIES
 
@@ -510,14 +493,14 @@ def test_flushall_amid_a_hundred_lotteries_some_are_drawn_twice_with_seconds(
         ({"atomic": True, "ttl": "database"}, "ttl must be a number of seconds or a timedelta"),
     ],
 )
-def test_what_cannot_work_is_refused_at_import(options: dict[str, Any], message: str) -> None:
+def test_what_cannot_work_is_refused_at_import(options, message):
     with pytest.raises(ValueError, match=message):
 
         @single_instance_task(**{"once": "database", "acks_late": True, **options})
         def draw() -> None: ...
 
 
-def test_a_missing_table_is_said_before_the_lock_is_asked_for(make_database: MakeDatabase) -> None:
+def test_a_missing_table_is_said_before_the_lock_is_asked_for(make_database):
     database = make_database("effects", migrate=False)
     call_command("migrate", "django_redislock", "0002", database=database, verbosity=0)
     with pytest.raises(LockMisuse) as refused:

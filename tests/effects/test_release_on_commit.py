@@ -14,13 +14,13 @@ from django.db import Error, connections, transaction
 
 from django_redislock import Limit, distributed_lock, held
 from tests.effects.models import Entry
-from tests.support.databases import LEVELS, MARIADB, POSTGRES, MakeDatabase, on_postgres, on_servers
+from tests.support.databases import LEVELS, MARIADB, POSTGRES, on_postgres, on_servers
 from tests.support.orders import OnPurpose
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from django_redislock.lock import Lock
     from tests.conftest import Locks
@@ -29,23 +29,23 @@ LOCKING = (MARIADB, "serializable")
 
 
 @pytest.fixture
-def other() -> Iterator[ThreadPoolExecutor]:
+def other():
     """A thread that wants the same lock."""
     with ThreadPoolExecutor(1) as thread:
         yield thread
 
 
-def kept() -> Lock:
+def kept():
     """A lock that is released by the end of the transaction."""
     return distributed_lock("lottery", wait=HUNG, release_on_commit=True)
 
 
-def entries(database: str) -> int:
+def entries(database):
     """How many writes this transaction sees."""
     return Entry.objects.using(database).count()
 
 
-def draw_if_nobody_has(database: str, lock: Lock, work: Callable[[], object] = int) -> int:
+def draw_if_nobody_has(database, lock, work=int):
     """What a new user writes; *work* is what is done before the commit. Return what was found."""
     with transaction.atomic(using=database):
         with lock:
@@ -62,7 +62,7 @@ def test_the_next_holder_reads_what_was_committed(
 ) -> None:
     others = []
 
-    def somebody_draws_too() -> None:
+    def somebody_draws_too():
         others.append(other.submit(in_threads(draw_if_nobody_has), database, kept()))
         wait_until(lambda: waiters("lottery"))
 
@@ -77,7 +77,7 @@ def test_without_it_both_find_nothing_and_both_draw(
 ) -> None:
     found = []
 
-    def somebody_draws_too() -> None:
+    def somebody_draws_too():
         lock = distributed_lock("lottery", wait=HUNG)
         found.append(other.submit(in_threads(draw_if_nobody_has), database, lock).result(HUNG))
 
@@ -92,7 +92,7 @@ def test_a_rollback_releases_it_and_the_next_holder_reads_nothing(
 ) -> None:
     others = []
 
-    def somebody_draws_too() -> None:
+    def somebody_draws_too():
         others.append(other.submit(in_threads(draw_if_nobody_has), database, kept()))
         wait_until(lambda: waiters("lottery"))
         raise OnPurpose
@@ -116,7 +116,7 @@ def test_a_rollback_releases_it_and_the_next_holder_reads_nothing(
 def test_a_permit_and_several_locks_are_kept_through_savepoints_to_the_end(
     locks: Locks, database: str, wanted: Lock
 ) -> None:
-    def kept_now() -> set[str]:
+    def kept_now():
         return {one.name for one in held.list()}
 
     for outcome in ("commit", "rollback"):
@@ -134,7 +134,7 @@ def test_a_permit_and_several_locks_are_kept_through_savepoints_to_the_end(
         assert kept_now() == set()
 
 
-def disconnect(database: str) -> None:
+def disconnect(database):
     """Have the server end the connection of this thread, as when it is restarted."""
     connection = connections[database]
     ask, end = {
@@ -154,7 +154,7 @@ def disconnect(database: str) -> None:
 def test_a_lost_connection_releases_it_and_nothing_is_written(
     locks: Locks, database: str, noticed: str
 ) -> None:
-    def lose_the_connection() -> None:
+    def lose_the_connection():
         assert held.get("lottery") is not None
         disconnect(database)
         if noticed == "by a statement":
@@ -173,15 +173,11 @@ def test_a_lost_connection_releases_it_and_nothing_is_written(
     [(kind, level) for kind in (POSTGRES, MARIADB) for level in LEVELS if (kind, level) != LOCKING],
 )
 def test_a_transaction_that_was_open_before_the_lock_was_granted_may_read_what_was_before(
-    locks: Locks,
-    make_database: MakeDatabase,
-    other: ThreadPoolExecutor,
-    in_threads: Callable[..., Any],
-    level: str,
-) -> None:
+    locks, make_database, other, in_threads, level
+):
     database = make_database("effects", isolation=level)
 
-    def draw() -> int:
+    def draw():
         return draw_if_nobody_has(database, kept())
 
     with transaction.atomic(using=database):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import shared_task
@@ -26,21 +25,17 @@ from django_redislock.models import Fence
 from django_redislock.testing import LockTestKit
 from tests.effects.models import Entry, written
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
 pytestmark = pytest.mark.usefixtures("locks", "eager_app")
 
 _names = count(1)
 
 
 @pytest.fixture
-def make(database: str) -> Callable[..., Any]:
+def make(database):
     """Make a task that writes one line, and then does *more*."""
 
-    def make(more: Callable[[], Any] = lambda: None, **options: Any) -> Any:
-        def body() -> Any:
+    def make(more=lambda: None, **options):
+        def body():
             lease = current_lease()
             assert lease is not None
             Entry.objects.using(database).create(fence=lease.fence)
@@ -52,10 +47,10 @@ def make(database: str) -> Callable[..., Any]:
     return make
 
 
-def test_the_body_is_committed_before_the_release(make: Callable[..., Any], database: str) -> None:
-    seen: list[tuple[int, bool]] = []
+def test_the_body_is_committed_before_the_release(make, database):
+    seen = []
 
-    def look(**news: Any) -> None:
+    def look(**news):
         seen.append((len(written(database)), connections[database].in_atomic_block))
 
     signals.lock_released.connect(look)
@@ -71,13 +66,8 @@ def test_the_body_is_committed_before_the_release(make: Callable[..., Any], data
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, Ignore, Reject, Retry])
-def test_what_the_body_raises_rolls_it_back(
-    make: Callable[..., Any],
-    database: str,
-    error: type[Exception],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail() -> None:
+def test_what_the_body_raises_rolls_it_back(make, database, error, caplog):
+    def fail():
         raise error
 
     caplog.set_level("INFO")
@@ -92,9 +82,9 @@ def test_what_the_body_raises_rolls_it_back(
 @pytest.mark.parametrize("how", ["eager", "direct"])
 @pytest.mark.parametrize("swallowed", [False, True])
 def test_a_body_that_replaces_itself_is_committed_before_what_takes_its_place(
-    make: Callable[..., Any], database: str, how: str, swallowed: bool
-) -> None:
-    seen: list[tuple[int, bool, bool]] = []
+    make, database, how, swallowed
+):
+    seen = []
 
     @shared_task(name=f"next-{next(_names)}")
     def go_on() -> str:
@@ -102,7 +92,7 @@ def test_a_body_that_replaces_itself_is_committed_before_what_takes_its_place(
         seen.append((len(written(database)), in_transaction, distributed_lock("lottery").locked()))
         return "went on"
 
-    def replace() -> None:
+    def replace():
         with suppress(Ignore) if swallowed else nullcontext():
             raise task.replace(go_on.si())
 
@@ -115,16 +105,14 @@ def test_a_body_that_replaces_itself_is_committed_before_what_takes_its_place(
     assert seen == [(1, False, False)]
 
 
-def test_what_replaces_a_body_that_fails_is_not_published(
-    make: Callable[..., Any], database: str
-) -> None:
-    seen: list[int] = []
+def test_what_replaces_a_body_that_fails_is_not_published(make, database):
+    seen = []
 
     @shared_task(name=f"next-{next(_names)}")
     def go_on() -> None:
         seen.append(1)
 
-    def replace_and_fail() -> None:
+    def replace_and_fail():
         with suppress(Ignore):
             task.replace(go_on.si())
         raise ZeroDivisionError
@@ -135,7 +123,7 @@ def test_what_replaces_a_body_that_fails_is_not_published(
     assert (seen, written(database)) == ([], [])
 
 
-def test_a_skip_begins_no_transaction(make: Callable[..., Any], database: str) -> None:
+def test_a_skip_begins_no_transaction(make, database):
     task = make(key="lottery")
     connections[database].close()
     with LockTestKit().simulate_held_by_other("lottery"):
@@ -144,9 +132,7 @@ def test_a_skip_begins_no_transaction(make: Callable[..., Any], database: str) -
     assert written(database) == []
 
 
-def test_an_open_transaction_is_refused_before_the_lock_is_asked_for(
-    make: Callable[..., Any], database: str
-) -> None:
+def test_an_open_transaction_is_refused_before_the_lock_is_asked_for(make, database):
     task = make(key="lottery", on_conflict="wait", wait=60)
     with (
         LockTestKit().simulate_held_by_other("lottery"),
@@ -159,7 +145,7 @@ def test_an_open_transaction_is_refused_before_the_lock_is_asked_for(
     assert held.record("lottery") is None
 
 
-def test_a_lock_that_is_named_after_its_task_is_judged_before_the_body(database: str) -> None:
+def test_a_lock_that_is_named_after_its_task_is_judged_before_the_body(database):
     @single_instance_task(name=f"{next(_names):0201}", atomic=database)
     def draw() -> None:
         Entry.objects.using(database).create(fence=0)
@@ -169,9 +155,7 @@ def test_a_lock_that_is_named_after_its_task_is_judged_before_the_body(database:
     assert written(database) == []
 
 
-def test_a_later_lease_in_the_database_fails_the_run_before_its_body(
-    make: Callable[..., Any], database: str
-) -> None:
+def test_a_later_lease_in_the_database_fails_the_run_before_its_body(make, database):
     task = make(key="lottery")
     task()
     Fence.objects.using(database).update(fence=2**62, lease_id="of another")
@@ -181,10 +165,8 @@ def test_a_later_lease_in_the_database_fails_the_run_before_its_body(
     assert not distributed_lock("lottery").locked()
 
 
-def test_a_loss_before_the_commit_fails_the_run_and_rolls_back(
-    make: Callable[..., Any], database: str
-) -> None:
-    def lose() -> None:
+def test_a_loss_before_the_commit_fails_the_run_and_rolls_back(make, database):
+    def lose():
         lease = current_lease()
         assert lease is not None
         assert held.force_release(lease.name, lease.id)
@@ -196,10 +178,8 @@ def test_a_loss_before_the_commit_fails_the_run_and_rolls_back(
     assert written(database) == []
 
 
-def test_a_loss_after_the_commit_fails_no_run_that_would_be_retried(
-    make: Callable[..., Any], database: str
-) -> None:
-    def lose_later() -> str:
+def test_a_loss_after_the_commit_fails_no_run_that_would_be_retried(make, database):
+    def lose_later():
         lease = current_lease()
         assert lease is not None
         name, id_ = lease.name, lease.id
@@ -210,16 +190,14 @@ def test_a_loss_after_the_commit_fails_no_run_that_would_be_retried(
     assert len(written(database)) == 1
 
 
-def test_within_a_transaction_it_says_the_right_order(
-    make: Callable[..., Any], database: str
-) -> None:
+def test_within_a_transaction_it_says_the_right_order(make, database):
     task = make()
     with transaction.atomic(using=database), pytest.raises(LockMisuse, match="is open already"):
         task()
     assert written(database) == []
 
 
-def test_each_permit_has_a_fence_of_its_own(make: Callable[..., Any], database: str) -> None:
+def test_each_permit_has_a_fence_of_its_own(make, database):
     task = make(key="lottery", limit=2)
     with distributed_lock("lottery", limit=2) as first:
         task()
@@ -237,16 +215,14 @@ def test_each_permit_has_a_fence_of_its_own(make: Callable[..., Any], database: 
         ({"atomic": True, "on_unavailable": "run"}, 'atomic and on_unavailable="run" exclude'),
     ],
 )
-def test_what_cannot_work_is_refused_at_import(options: dict[str, Any], message: str) -> None:
+def test_what_cannot_work_is_refused_at_import(options, message):
     with pytest.raises(ValueError, match=message):
 
         @single_instance_task(**options)
         def draw() -> None: ...
 
 
-def test_in_a_project_without_a_database_it_is_refused_at_import(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_a_project_without_a_database_it_is_refused_at_import(monkeypatch):
     monkeypatch.setitem(connections.settings, "default", {"ENGINE": "django.db.backends.dummy"})
     with pytest.raises(ValueError, match=r"not 'default'\. DATABASES has none"):
 
@@ -254,8 +230,8 @@ def test_in_a_project_without_a_database_it_is_refused_at_import(
         def draw() -> None: ...
 
 
-def test_false_is_as_if_it_was_not_given(database: str) -> None:
-    def body() -> bool:
+def test_false_is_as_if_it_was_not_given(database):
+    def body():
         return connections[database].in_atomic_block
 
     body.__name__ = f"draw_{next(_names)}"

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
 from tests import ROOT
 from tests.effects.models import Stock
 from tests.package.test_docs import code_of
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUYERS, EACH = 4, 5
 
@@ -20,24 +16,22 @@ BUYERS, EACH = 4, 5
 class ToEffects:
     """The example names no database."""
 
-    def db_for_write(self, model: type, **hints: Any) -> str:
+    def db_for_write(self, model, **hints):
         return "effects"
 
     db_for_read = db_for_write
 
 
-def test_the_version_check_of_the_docs_loses_no_update(
-    database: str, settings: Any, in_threads: Callable[..., Any]
-) -> None:
+def test_the_version_check_of_the_docs_loses_no_update(database, settings, in_threads):
     settings.DATABASE_ROUTERS = [ToEffects()]
     blocks = code_of((ROOT / "docs/effects.md").read_text(), "python")
     (example,) = [block for block in blocks if "def sell_one" in block]
-    names: dict[str, Any] = {"Stock": Stock}
+    names = {"Stock": Stock}
     exec(example[example.index("def sell_one") :], names)
     stock = Stock.objects.create(left=100)
     start = threading.Barrier(BUYERS)
 
-    def buy(buyer: int) -> None:
+    def buy(buyer):
         start.wait(HUNG)
         for _ in range(EACH):
             names["sell_one"](stock.pk)

@@ -23,12 +23,7 @@ from tests.support.stored import NAME, is_left_clean
 from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
-    from tests.support.proxy import Proxy
+    from collections.abc import Callable, Coroutine
 
     Run = Callable[[Coroutine[None, None, None]], None]
 
@@ -36,14 +31,14 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+def run(request):
     """Run a coroutine in an event loop of each kind."""
     with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
         yield runner.run
 
 
 @pytest.fixture
-def locks(locks: Locks, proxy: Proxy, settings: Settings, undo_in_time: None) -> Iterator[Locks]:
+def locks(locks, proxy, settings, undo_in_time):
     """The default alias goes through a proxy, the rival straight to the server."""
     locks.on(proxy, TTL=60, WAIT=HUNG, OPTIONS=UNHURRIED)
     with against_rival(locks, settings):
@@ -66,55 +61,55 @@ class Limit(ABC):
 
 
 class AsyncioTimeout(Limit):
-    async def __aenter__(self) -> None:
+    async def __aenter__(self):
         self._timeout = asyncio.timeout(None)
         await self._timeout.__aenter__()
 
-    async def __aexit__(self, *exc_info: object) -> bool:
+    async def __aexit__(self, *exc_info):
         try:
             await self._timeout.__aexit__(*exc_info)
         except TimeoutError:
             self.is_over = True
         return self.is_over
 
-    def expire(self) -> None:
+    def expire(self):
         self._timeout.reschedule(0)
 
 
 class AnyioScope(Limit):
     """It goes on cancelling until its block has ended."""
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self):
         self._scope = anyio.CancelScope().__enter__()
 
-    async def __aexit__(self, *exc_info: object) -> bool:
+    async def __aexit__(self, *exc_info):
         swallowed = self._scope.__exit__(*exc_info)
         self.is_over = self._scope.cancelled_caught
         return swallowed
 
-    def expire(self) -> None:
+    def expire(self):
         self._scope.cancel()
 
 
 class TaskGroup(Limit):
     """It is over when another task of the group fails."""
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self):
         self._failing = asyncio.get_running_loop().create_future()
         self._group = await asyncio.TaskGroup().__aenter__()
         self._group.create_task(self._fail())
 
-    async def _fail(self) -> None:
+    async def _fail(self):
         raise await self._failing
 
-    async def __aexit__(self, *exc_info: object) -> bool:
+    async def __aexit__(self, *exc_info):
         try:
             await self._group.__aexit__(*exc_info)
         except ExceptionGroup:
             self.is_over = True
         return self.is_over
 
-    def expire(self) -> None:
+    def expire(self):
         self._failing.set_result(ZeroDivisionError())
 
 
@@ -134,19 +129,14 @@ LIMITS = [
 @pytest.mark.parametrize(("inner_type", "outer_type"), LIMITS)
 @pytest.mark.parametrize("stage", ["waiting", "holding", "releasing"])
 def test_r4_of_two_limits_that_are_over_the_outer_ends_its_block_and_that_is_all(
-    stage: str,
-    inner_type: type[Limit],
-    outer_type: type[Limit],
-    run: Run,
-    locks: Locks,
-    proxy: Proxy,
-) -> None:
+    stage, inner_type, outer_type, run, locks, proxy
+):
     script = scripts.LEAVE if stage == "waiting" else scripts.RELEASE
     rule = proxy.rule_for_script(script.sha, "hold")
     inner, outer = inner_type(), outer_type()
     entered = asyncio.Event()
 
-    async def work() -> None:
+    async def work():
         async with outer:
             async with inner, distributed_lock(NAME):
                 entered.set()
@@ -156,7 +146,7 @@ def test_r4_of_two_limits_that_are_over_the_outer_ends_its_block_and_that_is_all
         assert outer.is_over
         await nothing_more_comes()
 
-    async def test() -> None:
+    async def test():
         task = asyncio.create_task(work())
         if stage == "waiting":
             await await_until(lambda: queued(locks))
@@ -178,15 +168,15 @@ def test_r4_of_two_limits_that_are_over_the_outer_ends_its_block_and_that_is_all
 
 
 @pytest.mark.proves("R4")
-def test_r4_two_time_limits_of_wait_for_are_as_good(run: Run, locks: Locks, proxy: Proxy) -> None:
+def test_r4_two_time_limits_of_wait_for_are_as_good(run, locks, proxy):
     rule = proxy.rule_for_script(scripts.LEAVE.sha, "delayreply:0.05", times=None)
 
-    async def work() -> None:
+    async def work():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.wait_for(distributed_lock(NAME).aacquire(), 0.05), 0.06)
         await nothing_more_comes()
 
-    async def test() -> None:
+    async def test():
         while not rule.hits:  # On a busy machine the limits may be over before anything is sent.
             await asyncio.gather(*(work() for _ in range(10)))
         # In Python 3.11 the outer one ends the inner one, and so no longer waits for the undo.
@@ -197,13 +187,13 @@ def test_r4_two_time_limits_of_wait_for_are_as_good(run: Run, locks: Locks, prox
     assert is_left_clean(locks)
 
 
-async def some_turns() -> None:
+async def some_turns():
     """Let all run that can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def nothing_more_comes() -> None:
+async def nothing_more_comes():
     """Check that no cancellation of this task is still on its way."""
     await some_turns()
     task = asyncio.current_task()
@@ -215,12 +205,12 @@ async def nothing_more_comes() -> None:
 @pytest.mark.parametrize("undo", ["succeeds", "fails"])
 @pytest.mark.parametrize("run", ["asyncio"], indirect=True)
 def test_r4_a_cancellation_while_a_grant_is_given_back_is_told_by_the_acquire(
-    undo: str, run: Run, locks: Locks, proxy: Proxy
-) -> None:
+    undo, run, locks, proxy
+):
     locks.configure(REPLICAS_ACK=1, OPTIONS={"socket_timeout": 3})  # There is no replica.
     rule = proxy.rule_for_script(scripts.LEAVE.sha, "hold")
 
-    async def work() -> None:
+    async def work():
         with pytest.raises(asyncio.CancelledError):
             await distributed_lock(NAME, ttl=4).aacquire()
         task = asyncio.current_task()
@@ -228,7 +218,7 @@ def test_r4_a_cancellation_while_a_grant_is_given_back_is_told_by_the_acquire(
         assert task.uncancel() == 0
         await nothing_more_comes()
 
-    async def test() -> None:
+    async def test():
         task = asyncio.create_task(work())
         await await_until(lambda: rule.hits)
         task.cancel()

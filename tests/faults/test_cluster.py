@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from itertools import count, islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -31,17 +31,9 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from concurrent.futures import Future
 
-    from django.test import Client
-    from pytest_django import Settings
-
     from django_redislock.lock import Lock
-    from django_redislock.rules.forms import Form
-    from tests.conftest import Locks, Spawn
-    from tests.support.clusters import Cluster, MakeCluster
-    from tests.support.servers import Kind, Server
 
 pytestmark = pytest.mark.slow
 
@@ -51,18 +43,18 @@ PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
 LASTING = {**PATIENT, "TTL": 15}
 
 
-def another(cluster: Cluster, than: Server) -> Server:
+def another(cluster, than):
     """A master that is not this one."""
     return next(one for one in cluster.servers if one is not than)
 
 
-def backend() -> ClusterBackend:
+def backend():
     found = backends["default"]
     assert isinstance(found, ClusterBackend)
     return found
 
 
-def nodes_in_use() -> set[str]:
+def nodes_in_use():
     """The addresses of the nodes that this process knows to keep locks."""
     return {node.address for node in backend().slots.nodes()}
 
@@ -73,15 +65,15 @@ Turn = tuple[int, float, float]  # The fence of a lease, and from when to when i
 class Lockers:
     """Threads and tasks that take one lock in turn until they are told to stop."""
 
-    def __init__(self, name: str, callers: list[Caller]) -> None:
-        self.turns: list[Turn] = []
-        self.errors: list[str] = []
+    def __init__(self, name, callers):
+        self.turns = []
+        self.errors = []
         self._over = threading.Event()
         self._at_work = [
             in_thread(lambda caller=caller: self._work(name, caller)) for caller in callers
-        ]  # type: ignore[misc]
+        ]
 
-    def _work(self, name: str, caller: Caller) -> None:
+    def _work(self, name, caller):
         while not self._over.is_set():
             try:
                 with caller.block(distributed_lock(name)) as lease:
@@ -93,23 +85,23 @@ class Lockers:
             except LockError as error:
                 self.errors.append(repr(error))
 
-    def since(self, when: float) -> int:
+    def since(self, when):
         """How many turns have begun since."""
         return sum(begun > when for _, begun, _ in self.turns)
 
-    def stop(self) -> None:
+    def stop(self):
         self._over.set()
         for one in self._at_work:
             one.result(HUNG)
 
     @property
-    def seconds_idle(self) -> float:
+    def seconds_idle(self):
         """How long nobody had the lock, but for the short times between two turns."""
         turns = sorted(self.turns, key=lambda turn: turn[1])
         waits = [begun - until for (_, _, until), (_, begun, _) in pairwise(turns)]
         return sum(wait for wait in waits if wait > flows.CONFIRM_WITHIN / 10)
 
-    def check(self) -> None:
+    def check(self):
         """No two leases at the same time, and each has a greater fence than the one before."""
         turns = sorted(self.turns, key=lambda turn: turn[1])
         for (fence, _, until), (next_fence, begun, _) in pairwise(turns):
@@ -122,8 +114,8 @@ class Lockers:
 
 @pytest.mark.proves("P1", "R9", "R10")
 def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("valkey")
     cluster.locks(settings, key_prefix, **LASTING)
     name = "lottery"
@@ -131,7 +123,7 @@ def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
         lockers = Lockers(name, [Blocking(), Blocking(), Blocking(), tasks, tasks, tasks])
         for _ in range(6):
             begun = time.monotonic()
-            wait_until(lambda begun=begun: lockers.since(begun) >= 5)  # type: ignore[misc]
+            wait_until(lambda begun=begun: lockers.since(begun) >= 5)
             cluster.move(name, another(cluster, cluster.owner_node(name)))
             moved = time.monotonic()
         wait_until(lambda: lockers.since(moved) >= 20)
@@ -145,9 +137,7 @@ def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
 
 
 @pytest.mark.proves("P6", "R7")
-def test_a_lease_and_its_waiters_move_with_the_slot(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_a_lease_and_its_waiters_move_with_the_slot(make_cluster, settings, key_prefix):
     cluster = make_cluster("redis")
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     name = "lottery"
@@ -170,9 +160,7 @@ def test_a_lease_and_its_waiters_move_with_the_slot(
 
 
 @pytest.mark.proves("P6")
-def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(make_cluster, settings, key_prefix):
     """And find it again when it comes back, where their first bell was."""
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS={"max_connections": 4})
@@ -184,7 +172,7 @@ def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(
             waiting = line_up(locks, name, [threads] * 6)
             for target in (away, home):
                 cluster.move(name, target)
-                wait_until(lambda at=target: can_be_rung(locks, at, name) == len(waiting))  # type: ignore[misc]
+                wait_until(lambda at=target: can_be_rung(locks, at, name) == len(waiting))
         for lock, caller, acquired in waiting:
             assert acquired.result(HUNG)
             caller.release(lock)
@@ -193,20 +181,20 @@ def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(
 Waiting = tuple["Lock", Caller, "Future[bool]"]
 
 
-def line_up(locks: Locks, name: str, callers: Iterable[Caller]) -> list[Waiting]:
+def line_up(locks, name, callers):
     """Have them wait for a lock, one after the other."""
-    waiting: list[Waiting] = []
+    waiting = []
     for number, caller in enumerate(callers, 1):
         lock = distributed_lock(name)
         waiting.append((lock, caller, caller.begin(lock)))
-        wait_until(lambda number=number: queued(locks, name) == number)  # type: ignore[misc]
+        wait_until(lambda number=number: queued(locks, name) == number)
     return waiting
 
 
 @pytest.mark.proves("R13")
 def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_told(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     name = "lottery"
@@ -245,14 +233,8 @@ def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_tol
     ("kind", "limit"), [("valkey", None), ("valkey", 2), ("redis", 2)]
 )  # Each has words of its own.
 def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_not(
-    make_cluster: MakeCluster,
-    settings: Settings,
-    key_prefix: str,
-    caller: Caller,
-    kind: Kind,
-    limit: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_cluster, settings, key_prefix, caller, kind, limit, monkeypatch
+):
     """All keys of a script may be there, so it begins, and ends where it needs another one."""
     monkeypatch.setattr(flows, "LOOK_EVERY", 0.1)
     monkeypatch.setattr(holds, "NOTED_FROM", 0.0)
@@ -268,7 +250,7 @@ def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_
     assert locks.redis.exists(keys.past)
     with source.client() as client, InLoop() as tasks:
 
-        def asked_for() -> int:
+        def asked_for():
             return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
         holders = [distributed_lock(name, limit=limit, wait=0) for _ in range(limit or 1)]
@@ -293,7 +275,7 @@ def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_
 
 
 @pytest.fixture
-def nameless(make_cluster: MakeCluster, settings: Settings, key_prefix: str) -> Cluster:
+def nameless(make_cluster, settings, key_prefix):
     """A cluster whose nodes lack the hostname that is preferred, so each says: MOVED to "?"."""
     cluster = make_cluster("redis")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
@@ -309,8 +291,8 @@ def nameless(make_cluster: MakeCluster, settings: Settings, key_prefix: str) -> 
 @pytest.mark.proves("R13")
 @pytest.mark.parametrize("names", [["lottery"], ["lottery", "report"]], ids=len)
 def test_r13_a_node_without_the_hostname_that_is_preferred_keeps_its_locks_available(
-    nameless: Cluster, caller: Caller, names: list[str]
-) -> None:
+    nameless, caller, names
+):
     lock = distributed_lock(*names)
     source = nameless.owner_node("lottery")
     with caller.block(lock):
@@ -321,7 +303,7 @@ def test_r13_a_node_without_the_hostname_that_is_preferred_keeps_its_locks_avail
     assert not any(distributed_lock(name).locked() for name in names)
 
 
-def test_a_look_follows_a_lock_to_a_node_that_the_one_before_cannot_name(nameless: Cluster) -> None:
+def test_a_look_follows_a_lock_to_a_node_that_the_one_before_cannot_name(nameless):
     source = nameless.owner_node("lottery")
     with distributed_lock("lottery") as lease:
         nameless.move("lottery", another(nameless, source))
@@ -334,8 +316,8 @@ def test_a_look_follows_a_lock_to_a_node_that_the_one_before_cannot_name(nameles
 
 @pytest.mark.proves("P6", "R14")
 def test_a_waiter_does_not_rely_on_a_bell_that_ended_while_nobody_read_it(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str, if_rung: float
-) -> None:
+    make_cluster, settings, key_prefix, if_rung
+):
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix).configure(OPTIONS=UNHURRIED)
     name, holder = "lottery", distributed_lock("lottery", wait=0, ttl=60)
@@ -355,9 +337,7 @@ def test_a_waiter_does_not_rely_on_a_bell_that_ended_while_nobody_read_it(
 
 
 @pytest.mark.proves("R13")
-def test_r13_what_has_one_key_follows_an_ask(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_r13_what_has_one_key_follows_an_ask(make_cluster, settings, key_prefix):
     """Its key is not there, so the node that the slot is on its way to is asked, for this once."""
     cluster = make_cluster("redis")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
@@ -377,8 +357,8 @@ def test_r13_what_has_one_key_follows_an_ask(
 
 
 def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_away(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     """The text of a script is sent once for a batch, and must not go with a call that is moved."""
     cluster = make_cluster("valkey")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
@@ -398,11 +378,8 @@ def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_awa
 
 
 def test_what_is_said_while_a_slot_is_on_its_way_recommends_no_other_backend(
-    make_cluster: MakeCluster,
-    settings: Settings,
-    key_prefix: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    make_cluster, settings, key_prefix, caplog
+):
     """RedisBackend says of the same replies that ClusterBackend is needed."""
     cluster = make_cluster("valkey")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
@@ -415,14 +392,14 @@ def test_what_is_said_while_a_slot_is_on_its_way_recommends_no_other_backend(
         (outcome,) = (
             backend().slots.last_owner_node(name).call_many([Call(scripts.RUNS, name, (), HUNG)])
         )
-        assert str(outcome.__cause__) == outcome.problem  # type: ignore[union-attr]
+        assert str(outcome.__cause__) == outcome.problem
         assert "ClusterBackend" not in caplog.text
         cluster.end_move(name, target)
         renewals = lease.renewals
         wait_until(lambda: lease.renewals > renewals)
 
 
-def asked(server: Server) -> int:
+def asked(server):
     """How often a node was asked for what is on its way there."""
     stats = server.client().info("commandstats")
     return int(stats.get("cmdstat_asking", {"calls": 0})["calls"])
@@ -432,9 +409,7 @@ def asked(server: Server) -> int:
 
 
 @pytest.mark.proves("P1", "R9", "R13")
-def test_locking_goes_on_when_a_master_is_killed_under_load(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_locking_goes_on_when_a_master_is_killed_under_load(make_cluster, settings, key_prefix):
     cluster = make_cluster("valkey", replicas=2)
     cluster.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
     name = cluster.name_on(cluster.servers[0])
@@ -456,8 +431,8 @@ def test_locking_goes_on_when_a_master_is_killed_under_load(
 
 @pytest.mark.proves("P6", "R7")
 def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("redis", replicas=1)
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     name, master = cluster.name_on(cluster.servers[0]), cluster.servers[0]
@@ -482,9 +457,7 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
 
 
 @pytest.mark.proves("P1", "R13")
-def test_after_a_planned_failover_nothing_is_lost(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_after_a_planned_failover_nothing_is_lost(make_cluster, settings, key_prefix):
     cluster = make_cluster("valkey", replicas=1)
     locks = cluster.locks(settings, key_prefix, **LASTING)
     name = cluster.name_on(cluster.servers[0])
@@ -511,8 +484,8 @@ def test_after_a_planned_failover_nothing_is_lost(
 
 @pytest.mark.proves("R13")
 def test_r13_a_cluster_that_is_down_is_unavailable_until_it_is_whole_again(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
     first, *_, last = cluster.servers
@@ -545,9 +518,7 @@ def test_r13_a_cluster_that_is_down_is_unavailable_until_it_is_whole_again(
 # --- a node is added, or is silent ---------------------------------------------------------------
 
 
-def test_a_node_that_is_added_keeps_locks_and_is_listed(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_a_node_that_is_added_keeps_locks_and_is_listed(make_cluster, settings, key_prefix):
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     with Blocking() as threads, InLoop() as tasks:
@@ -573,12 +544,8 @@ def test_a_node_that_is_added_keeps_locks_and_is_listed(
 
 @pytest.mark.django_db
 def test_a_list_says_which_node_is_silent_and_shows_what_the_others_keep(
-    make_cluster: MakeCluster,
-    settings: Settings,
-    key_prefix: str,
-    admin_client: Client,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    make_cluster, settings, key_prefix, admin_client, capsys
+):
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, TTL=60, WAIT=0)
     locks.configure(OPTIONS={"socket_timeout": 3})
@@ -613,8 +580,8 @@ def test_a_list_says_which_node_is_silent_and_shows_what_the_others_keep(
 
 
 def test_a_node_that_refuses_the_dial_hides_nothing_that_the_others_keep(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     """Its certificate is not trusted, say, or it does not know the user, as a new node may not."""
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, TTL=60, WAIT=0)
@@ -640,11 +607,8 @@ def test_a_node_that_refuses_the_dial_hides_nothing_that_the_others_keep(
 
 @pytest.mark.proves("R7")
 def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
-    make_cluster: MakeCluster,
-    settings: Settings,
-    key_prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_cluster, settings, key_prefix, monkeypatch
+):
     cluster = make_cluster("valkey")
     # So that one try of a renewal may take half of a third of the ttl.
     cluster.locks(settings, key_prefix, WAIT=0).configure(OPTIONS={"socket_timeout": 20})
@@ -654,7 +618,7 @@ def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
     node = backend().slots.last_owner_node(hanging.name)
     renew_many, under_way = node.renew_many, threading.Event()
 
-    def noted(calls: Any) -> Any:
+    def noted(calls):
         under_way.set()
         try:
             return renew_many(calls)
@@ -663,7 +627,7 @@ def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
 
     monkeypatch.setattr(node, "renew_many", noted)
 
-    def renewed_meanwhile() -> bool:
+    def renewed_meanwhile():
         renewals = lease.renewals
         while under_way.is_set():
             if lease.renewals > renewals:
@@ -676,9 +640,7 @@ def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
     hanging.release()
 
 
-def test_a_dead_node_in_location_costs_its_share_only(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_a_dead_node_in_location_costs_its_share_only(make_cluster, settings, key_prefix):
     cluster = make_cluster("valkey", replicas=1)
     locks = cluster.locks(settings, key_prefix, **{**PATIENT, "TTL": 6})
     dead = cluster.servers[0]
@@ -699,8 +661,8 @@ def test_a_dead_node_in_location_costs_its_share_only(
 
 @pytest.mark.proves("R13")
 def test_r13_a_node_that_was_taken_out_and_runs_on_is_not_asked_who_keeps_a_lock(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("valkey", replicas=1)
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     former = cluster.servers[0]
@@ -728,8 +690,8 @@ def test_r13_a_node_that_was_taken_out_and_runs_on_is_not_asked_who_keeps_a_lock
 
 @pytest.mark.proves("R7")
 def test_a_slot_that_no_node_keeps_harms_no_lock_on_the_node_that_kept_it(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("valkey", cluster_require_full_coverage="no")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     former = cluster.servers[0]
@@ -761,9 +723,7 @@ def test_a_slot_that_no_node_keeps_harms_no_lock_on_the_node_that_kept_it(
 
 
 @pytest.mark.proves("P6", "R14")
-def test_r14_a_bell_is_told_to_no_other_node(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_r14_a_bell_is_told_to_no_other_node(make_cluster, settings, key_prefix):
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     with Blocking() as threads, InLoop() as tasks:
@@ -773,7 +733,7 @@ def test_r14_a_bell_is_told_to_no_other_node(
                 holder, waiter = distributed_lock(name), distributed_lock(name)
                 assert threads.acquire(holder)
                 acquired = caller.begin(waiter)
-                wait_until(lambda name=name: queued(locks, name) == 1)  # type: ignore[misc]
+                wait_until(lambda name=name: queued(locks, name) == 1)
                 threads.release(holder)
                 assert acquired.result(HUNG)
                 caller.release(waiter)
@@ -787,14 +747,12 @@ def test_r14_a_bell_is_told_to_no_other_node(
 
 
 @pytest.mark.proves("P10", "R8")
-def test_a_forked_child_has_nodes_of_its_own(
-    cluster: Cluster, settings: Settings, key_prefix: str, spawn: Spawn
-) -> None:
+def test_a_forked_child_has_nodes_of_its_own(cluster, settings, key_prefix, spawn):
     cluster.locks(settings, key_prefix)
     assert spawn(lock_in_fork).read() == [True, True]
 
 
-def lock_in_fork() -> None:
+def lock_in_fork():
     """In a child: lock, and lock again in a child of that, beside the first."""
     names = [f"lottery {number}" for number in range(12)]
     with distributed_lock("of the parent", ttl=9) as lease:
@@ -802,7 +760,7 @@ def lock_in_fork() -> None:
             with distributed_lock(name):
                 pass
 
-        def locking() -> bool:
+        def locking():
             for name in names:
                 with distributed_lock(name, wait=HUNG):
                     pass
@@ -817,8 +775,8 @@ def lock_in_fork() -> None:
 
 @pytest.mark.proves("R8")
 def test_a_child_does_not_ask_another_node_for_what_its_parent_asked(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str, spawn: Spawn
-) -> None:
+    make_cluster, settings, key_prefix, spawn
+):
     cluster = make_cluster()
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     name = "lottery"
@@ -832,7 +790,7 @@ def test_a_child_does_not_ask_another_node_for_what_its_parent_asked(
     assert value_of(locks, name), "the child has undone what its parent was granted"
 
 
-def fork_behind_a_redirection(name: str) -> None:
+def fork_behind_a_redirection(name):
     """In a child: fork when a node has named another one, and nobody has asked that yet."""
     with distributed_lock(name):
         pass
@@ -841,13 +799,13 @@ def fork_behind_a_redirection(name: str) -> None:
     node, parent = backend().slots.last_owner_node(name), os.getpid()
     begin = node.begin
 
-    def begin_and_fork(form: Form) -> None:
+    def begin_and_fork(form):
         begin(form)
         os.fork()
 
     node.begin = begin_and_fork
     try:
-        outcome: Any = distributed_lock(name, ttl=60).acquire()
+        outcome = distributed_lock(name, ttl=60).acquire()
     except LockUnavailable as error:
         outcome = error.problem
     say(["parent" if os.getpid() == parent else "child", outcome])
@@ -857,9 +815,7 @@ def fork_behind_a_redirection(name: str) -> None:
 # --- what is no cluster --------------------------------------------------------------------------
 
 
-def test_a_server_that_is_no_node_of_a_cluster_is_refused_at_once(
-    locks: Locks, caller: Caller
-) -> None:
+def test_a_server_that_is_no_node_of_a_cluster_is_refused_at_once(locks, caller):
     locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
     locks.configure(LOCATION=locks.server.url.removesuffix("/0"))
     says = "this is no node of a cluster; for a server of its own use RedisBackend"
@@ -867,9 +823,7 @@ def test_a_server_that_is_no_node_of_a_cluster_is_refused_at_once(
         caller.acquire(distributed_lock("lottery", wait=20))
 
 
-def test_redis_backend_says_which_backend_a_cluster_needs(
-    cluster: Cluster, settings: Settings, key_prefix: str, caller: Caller
-) -> None:
+def test_redis_backend_says_which_backend_a_cluster_needs(cluster, settings, key_prefix, caller):
     settings.REDISLOCK = {"default": {"LOCATION": cluster.servers[0].url, "KEY_PREFIX": key_prefix}}
     says = "CROSSSLOT.*a node of a cluster, which ClusterBackend is for"
     with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
@@ -877,8 +831,8 @@ def test_redis_backend_says_which_backend_a_cluster_needs(
 
 
 def test_nodes_of_different_clusters_are_refused_at_once(
-    cluster: Cluster, make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    cluster, make_cluster, settings, key_prefix
+):
     other = make_cluster(masters=1)
     locks = cluster.locks(settings, key_prefix)
     both = [f"redis://{one.host}:{one.port}" for one in (cluster.servers[0], other.servers[0])]
@@ -890,9 +844,7 @@ def test_nodes_of_different_clusters_are_refused_at_once(
                 caller.acquire(distributed_lock("lottery", wait=20))
 
 
-def test_one_wrong_address_among_nodes_does_no_harm(
-    cluster: Cluster, settings: Settings, key_prefix: str, caller: Caller, locks: Locks
-) -> None:
+def test_one_wrong_address_among_nodes_does_no_harm(cluster, settings, key_prefix, caller, locks):
     wrong = locks.server.url.removesuffix("/0")
     cluster.locks(settings, key_prefix).configure(
         LOCATION=[wrong, cluster.setting()["LOCATION"][0]]
@@ -903,8 +855,8 @@ def test_one_wrong_address_among_nodes_does_no_harm(
 
 
 def test_a_cluster_with_several_databases_keeps_locks_in_the_one_that_is_named(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("valkey", cluster_databases=16)
     cluster.locks(settings, key_prefix, **PATIENT)
     rules = *minimal_acl(backend().prefix).split(), "db=3"
@@ -919,7 +871,7 @@ def test_a_cluster_with_several_databases_keeps_locks_in_the_one_that_is_named(
             holder, waiter = distributed_lock(name), distributed_lock(name, wait=HUNG)
             with threads.block(holder), threads.block(distributed_lock(name, using="in 0")):
                 acquired = caller.begin(waiter)
-                wait_until(lambda name=name: waiters(name) == 1)  # type: ignore[misc]
+                wait_until(lambda name=name: waiters(name) == 1)
                 (listed,) = held.list()
                 assert listed.name == name
             assert acquired.result(HUNG)
@@ -931,8 +883,8 @@ def test_a_cluster_with_several_databases_keeps_locks_in_the_one_that_is_named(
 
 
 def test_a_cluster_with_one_database_says_so_to_whoever_names_another(
-    cluster: Cluster, settings: Settings, key_prefix: str, caller: Caller
-) -> None:
+    cluster, settings, key_prefix, caller
+):
     cluster.locks(settings, key_prefix).configure(OPTIONS={"db": 1, **UNHURRIED})
     says = "(leave|correct) the number of the database"  # Of Redis, and of Valkey.
     with takes(at_most=1), pytest.raises(LockUnavailable, match=says) as caught:
@@ -941,8 +893,8 @@ def test_a_cluster_with_one_database_says_so_to_whoever_names_another(
 
 
 def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    make_cluster, settings, key_prefix
+):
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     rules = minimal_acl(backend().prefix).split()
@@ -955,7 +907,7 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
             holder, waiter = distributed_lock(name), distributed_lock(name)
             with threads.block(holder):
                 acquired = caller.begin(waiter)
-                wait_until(lambda name=name: queued(locks, name) == 1)  # type: ignore[misc]
+                wait_until(lambda name=name: queued(locks, name) == 1)
                 (listed,) = held.list()
                 assert listed.name == name
             assert acquired.result(HUNG)
@@ -966,9 +918,7 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
                 caller.acquire(distributed_lock("lottery", wait=0))
 
 
-def test_a_cluster_may_speak_tls_only(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str, caller: Caller
-) -> None:
+def test_a_cluster_may_speak_tls_only(make_cluster, settings, key_prefix, caller):
     cluster = make_cluster("redis", tls=True)  # The Valkey of the wheel speaks no TLS.
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     locks.configure(**cluster.setting(**UNHURRIED))
@@ -993,9 +943,7 @@ def test_a_cluster_may_speak_tls_only(
         assert is_held_by(locks, lease)
 
 
-def test_a_list_is_in_order_though_one_bucket_has_most_of_it(
-    cluster: Cluster, settings: Settings, key_prefix: str
-) -> None:
+def test_a_list_is_in_order_though_one_bucket_has_most_of_it(cluster, settings, key_prefix):
     """More than is asked of each bucket at first."""
     cluster.locks(settings, key_prefix)
     crowded = (name for number in count() if bucket_of(name := f"crowded {number}") == 17)
@@ -1014,9 +962,7 @@ def test_a_list_is_in_order_though_one_bucket_has_most_of_it(
 
 
 @pytest.mark.proves("R10")
-def test_r10_names_are_spread_over_the_nodes_and_cannot_choose_one(
-    cluster: Cluster, settings: Settings, key_prefix: str
-) -> None:
+def test_r10_names_are_spread_over_the_nodes_and_cannot_choose_one(cluster, settings, key_prefix):
     locks = cluster.locks(settings, key_prefix)
     handles = [distributed_lock(f"{{same}} {number}", ttl=60) for number in range(60)]
     for lock in handles:
@@ -1033,13 +979,11 @@ def test_r10_names_are_spread_over_the_nodes_and_cannot_choose_one(
 # --- the doctor ----------------------------------------------------------------------------------
 
 
-def found(about: str) -> list[tuple[str, str]]:
+def found(about):
     return [(one.level, one.says) for one in doctor.examine("default") if one.about == about]
 
 
-def test_the_doctor_judges_each_node_of_a_cluster(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_the_doctor_judges_each_node_of_a_cluster(make_cluster, settings, key_prefix):
     cluster = make_cluster("valkey", replicas=1)
     locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
     first, second, third = (f"{one.host}:{one.port}" for one in cluster.servers)
@@ -1072,9 +1016,7 @@ def test_the_doctor_judges_each_node_of_a_cluster(
     assert any(level == "fail" for level, _ in found("rights"))
 
 
-def test_the_doctor_says_how_many_slots_are_kept_by_no_node(
-    make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+def test_the_doctor_says_how_many_slots_are_kept_by_no_node(make_cluster, settings, key_prefix):
     cluster = make_cluster("valkey")
     cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
     free = range(3)
@@ -1084,7 +1026,7 @@ def test_the_doctor_says_how_many_slots_are_kept_by_no_node(
     assert found("cluster") == [("fail", "3 of 16384 slots are kept by no node")]
 
 
-def test_the_doctor_says_that_a_server_is_no_node_of_a_cluster(locks: Locks) -> None:
+def test_the_doctor_says_that_a_server_is_no_node_of_a_cluster(locks):
     locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
     locks.configure(LOCATION=locks.server.url.removesuffix("/0"))
     ((level, says),) = found("cluster")

@@ -6,7 +6,7 @@ who connect anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,11 +22,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from tests.conftest import MakeProxy, MakeServer
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Kind, Server
+    pass
 
 TTL = 6.0
 PATIENCE = TTL / 3
@@ -35,10 +31,10 @@ PATIENCE = TTL / 3
 class Pair:
     """A master and its replica behind one address."""
 
-    def __init__(self, master: Server, replica: Server, proxy: Proxy, locks: Locks) -> None:
+    def __init__(self, master, replica, proxy, locks):
         self.master, self.replica, self.proxy, self.locks = master, replica, proxy, locks
 
-    def fail_over(self, *, master_becomes: str = "READONLY", loses_data: bool = False) -> None:
+    def fail_over(self, *, master_becomes="READONLY", loses_data=False):
         """Let the replica be the master; what was it says *master_becomes* to whoever writes."""
         new, old = self.replica.client(), self.master.client()
         wait_until(lambda: new.info("replication")["master_repl_offset"] == self._offset())
@@ -58,19 +54,13 @@ class Pair:
         self.proxy.server = self.replica
         self.locks.redis = new
 
-    def _offset(self) -> int:
+    def _offset(self):
         return int(self.master.client().info("replication")["master_repl_offset"])
 
 
 @pytest.fixture
-def pair(
-    server_kind: Kind,
-    make_server: MakeServer,
-    make_proxy: MakeProxy,
-    settings: Settings,
-    key_prefix: str,
-) -> Pair:
-    quick: dict[str, Any] = {"repl_diskless_sync_delay": 0}
+def pair(server_kind, make_server, make_proxy, settings, key_prefix):
+    quick = {"repl_diskless_sync_delay": 0}
     master = make_server(server_kind, **quick)
     replica = make_server(server_kind, replicaof=f"{master.host} {master.port}", **quick)
     link = replica.client(socket_timeout=HUNG)  # It answers nobody while it loads what it is sent.
@@ -80,7 +70,7 @@ def pair(
     return Pair(master, replica, proxy, locks)
 
 
-def use_many_connections(caller: Caller) -> None:
+def use_many_connections(caller):
     """Leave several connections behind, as threads that worked at the same time do."""
     with distributed_lock("busy", ttl=60):
         futures = [caller.begin(distributed_lock("busy", wait=0.1)) for _ in range(4)]
@@ -106,9 +96,7 @@ def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
 
 
 @pytest.mark.proves("R13")
-def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
-    caller: Caller, pair: Pair
-) -> None:
+def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(caller, pair):
     # The old master could say that the lock is busy, but no replica of its own could confirm that.
     pair.locks.configure(REPLICAS_ACK=1)
     assert caller.acquire(distributed_lock(NAME, ttl=60))
@@ -119,9 +107,7 @@ def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
 
 
 @pytest.mark.proves("R13")
-def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
-    caller: Caller, pair: Pair
-) -> None:
+def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(caller, pair):
     options = {**PATIENT, **forbid_scripting(pair.locks)}
     pair.locks.redis = pair.replica.client()
     forbid_scripting(pair.locks)
@@ -135,9 +121,7 @@ def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
 
 @pytest.mark.proves("R7")
 @pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
-def test_r7_a_lease_is_renewed_on_the_new_master(
-    master_becomes: str, caller: Caller, pair: Pair
-) -> None:
+def test_r7_a_lease_is_renewed_on_the_new_master(master_becomes, caller, pair):
     lock = distributed_lock(NAME, ttl=9)  # A replica may need seconds to find its new master.
     with caller.block(lock) as lease:
         wait_until(lambda: lease.renewals)
@@ -150,7 +134,7 @@ def test_r7_a_lease_is_renewed_on_the_new_master(
 
 
 @pytest.mark.proves("R7")
-def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pair: Pair) -> None:
+def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller, pair):
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=9)) as lease:
         wait_until(lambda: lease.renewals)
         pair.fail_over(loses_data=True)
@@ -158,9 +142,7 @@ def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pa
 
 
 @pytest.mark.proves("R7", "R13")
-def test_r7_a_lease_of_the_new_master_is_not_looked_for_at_the_old_one(
-    caller: Caller, pair: Pair
-) -> None:
+def test_r7_a_lease_of_the_new_master_is_not_looked_for_at_the_old_one(caller, pair):
     with caller.block(distributed_lock("earlier", ttl=9)) as earlier:
         wait_until(lambda: earlier.renewals)  # The watchdog has its connection.
     pair.fail_over(master_becomes="NOREPLICAS")
@@ -171,9 +153,7 @@ def test_r7_a_lease_of_the_new_master_is_not_looked_for_at_the_old_one(
 
 @pytest.mark.proves("R13")
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "plain"])
-def test_r13_the_old_master_cannot_say_that_a_lock_is_busy(
-    scripts: bool, caller: Caller, pair: Pair
-) -> None:
+def test_r13_the_old_master_cannot_say_that_a_lock_is_busy(scripts, caller, pair):
     if not scripts:
         options = {**PATIENT, **forbid_scripting(pair.locks)}
         pair.locks.redis = pair.replica.client()
@@ -188,9 +168,7 @@ def test_r13_the_old_master_cannot_say_that_a_lock_is_busy(
 
 @pytest.mark.proves("P5", "R6")
 @pytest.mark.parametrize("master_becomes", ["MASTERDOWN", "NOREPLICAS"])
-def test_r6_a_loss_is_told_although_the_old_master_was_asked_first(
-    master_becomes: str, caller: Caller, pair: Pair
-) -> None:
+def test_r6_a_loss_is_told_although_the_old_master_was_asked_first(master_becomes, caller, pair):
     # It knows the lease, and has not released it; so whoever has not got it has lost it.
     pair.locks.configure(OPTIONS=UNHURRIED)
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=60)):
@@ -198,7 +176,7 @@ def test_r6_a_loss_is_told_although_the_old_master_was_asked_first(
 
 
 @pytest.mark.proves("R13")
-def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair: Pair) -> None:
+def test_a_block_that_ends_after_a_failover_frees_the_lock(caller, pair):
     with caller.block(distributed_lock(NAME, ttl=60)):
         pair.fail_over()
     assert is_left_clean(pair.locks)
@@ -220,9 +198,7 @@ def test_a_waiter_is_rung_by_the_new_master(protocol: int, caller: Caller, pair:
 
 
 @pytest.mark.proves("P1")
-def test_a_release_at_the_new_master_rings_nobody_who_listens_to_the_old_one(
-    pair: Pair, if_rung: float
-) -> None:
+def test_a_release_at_the_new_master_rings_nobody_who_listens_to_the_old_one(pair, if_rung):
     holder = distributed_lock(NAME, ttl=60)
     assert Blocking().acquire(holder)
     mine = [distributed_lock(NAME, ttl=60, wait=HUNG) for _ in range(3)]
@@ -246,8 +222,8 @@ def test_a_release_at_the_new_master_rings_nobody_who_listens_to_the_old_one(
 
 @pytest.mark.proves("P6", "R13")
 def test_a_waiter_whose_connections_for_commands_were_lost_is_rung_by_the_new_master_too(
-    caller: Caller, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    caller, pair, monkeypatch
+):
     # So nobody tells it that its bell leads to what is no master any more.
     monkeypatch.setattr(flows, "LOOK_EVERY", 5.0)
     pair.locks.configure(OPTIONS={**PATIENT, "protocol": 2})
@@ -262,7 +238,7 @@ def test_a_waiter_whose_connections_for_commands_were_lost_is_rung_by_the_new_ma
     assert waiter.result(HUNG)
 
 
-def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> None:
+def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair):
     with loses("forced"), distributed_lock(NAME, ttl=60) as lease:
         assert [lock.id for lock in held.list()] == [lease.id]
         pair.fail_over(master_becomes="MASTERDOWN")
@@ -274,8 +250,8 @@ def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> N
 @pytest.mark.proves("P1", "R11")
 @pytest.mark.parametrize("acknowledged", [0, 1])
 def test_r11_behind_one_address_a_grant_that_the_replica_never_had_counts_only_unacknowledged(
-    acknowledged: int, pair: Pair, make_proxy: MakeProxy
-) -> None:
+    acknowledged, pair, make_proxy
+):
     link = make_proxy(pair.master)
     replica = pair.replica.client()
     replica.replicaof(link.host, link.port)

@@ -13,7 +13,6 @@ import time
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,19 +29,9 @@ from tests.support.stored import NAME, is_left_clean, load_scripts, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, in_thread
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_django import Settings
-
-    from django_redislock.backends.redis.connection import Connection
-    from django_redislock.lease import Lease
-    from tests.conftest import Locks, MakeServer, Spawn
-    from tests.support.proxy import Proxy
-
 
 @pytest.fixture
-def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Locks:
+def locks(locks, proxy, settings):
     """The default alias goes through a proxy, the rival straight to the server."""
     locks.on(proxy, TTL=30, WAIT=HUNG, OPTIONS=UNHURRIED)
     add_rival(settings, locks)
@@ -50,7 +39,7 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Locks:
     return locks
 
 
-def use_a_lock_of_its_own() -> bool:
+def use_a_lock_of_its_own():
     """In a forked child: take a lock, and say whether that works at once."""
     begin = time.monotonic()
     with distributed_lock(f"of {os.getpid()}", wait=0) as lease:
@@ -58,12 +47,12 @@ def use_a_lock_of_its_own() -> bool:
         return lease.held and time.monotonic() - begin < HUNG / 2
 
 
-def somebody_waits() -> bool:
+def somebody_waits():
     seen = held.get(NAME)
     return seen is not None and seen.waiters == 1
 
 
-def end(how: str) -> None:
+def end(how):
     """End a forked child: with all that Python does at its end, or without."""
     assert use_a_lock_of_its_own()
     if how == "os._exit":
@@ -71,11 +60,11 @@ def end(how: str) -> None:
     sys.exit(0)
 
 
-def has_ended(pid: int) -> bool:
+def has_ended(pid):
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def status_of(pid: int) -> int:
+def status_of(pid):
     """The exit status of a forked child, once it has ended."""
     wait_until(lambda: has_ended(pid))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -84,12 +73,12 @@ def status_of(pid: int) -> int:
 # Waiters
 
 
-def take_late_bells_too() -> None:
+def take_late_bells_too():
     """In a child: do not ask about a bell that was heard late. Nobody else wants the lock."""
     flows.CONFIRM_WITHIN = 20
 
 
-def take() -> bool:
+def take():
     """Wait for the lock and give it back; returns whether it was had."""
     lock = distributed_lock(NAME)
     had = lock.acquire()
@@ -97,7 +86,7 @@ def take() -> bool:
     return had
 
 
-async def atake() -> bool:
+async def atake():
     """See take()."""
     lock = distributed_lock(NAME)
     had = await lock.aacquire()
@@ -105,7 +94,7 @@ async def atake() -> bool:
     return had
 
 
-def wait_in_a_thread_and_fork(how: str) -> None:
+def wait_in_a_thread_and_fork(how):
     """In a child: fork while a thread waits for the lock."""
     take_late_bells_too()
     waiter = in_thread(take)
@@ -116,7 +105,7 @@ def wait_in_a_thread_and_fork(how: str) -> None:
     say(waiter.result(HUNG))
 
 
-async def wait_in_a_task_and_fork(how: str) -> None:
+async def wait_in_a_task_and_fork(how):
     """In a child: fork while a task of this loop waits for the lock."""
     take_late_bells_too()
     waiter = asyncio.create_task(atake())
@@ -131,9 +120,7 @@ async def wait_in_a_task_and_fork(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["os._exit", "sys.exit"])
 @pytest.mark.parametrize("wait", [wait_in_a_thread_and_fork, wait_in_a_task_and_fork])
-def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(
-    wait: Callable[[str], Any], how: str, locks: Locks, proxy: Proxy, spawn: Spawn
-) -> None:
+def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(wait, how, locks, proxy, spawn):
     holder = rival()
     assert holder.acquire()
     child = spawn(wait, how)
@@ -152,13 +139,13 @@ def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(
 # Connections and internal locks
 
 
-def backend() -> RedisBackend:
+def backend():
     found = backends["default"]
     assert isinstance(found, RedisBackend)
     return found
 
 
-def fork_beside_busy_threads(times: int) -> None:
+def fork_beside_busy_threads(times):
     """In a child: fork again and again while threads take, give, lose and dial connections."""
     # If its block has not confirmed a lease that was handed over, the watchdog does. Its first try
     # has a sixth of a second, and a machine may stand still for longer. A loss is logged as ever.
@@ -166,7 +153,7 @@ def fork_beside_busy_threads(times: int) -> None:
     pool, stop = backend()._pool, threading.Event()
     done = [0] * 6
 
-    def work(number: int) -> None:
+    def work(number):
         while not stop.is_set():
             with distributed_lock(f"{NAME}-{number % 3}") as lease:
                 lease.ensure_held(verify=True)
@@ -186,7 +173,7 @@ def fork_beside_busy_threads(times: int) -> None:
 
 
 @pytest.mark.proves("P10", "R8")
-def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spawn: Spawn) -> None:
+def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks, spawn):
     # Fewer than threads: some wait for one.
     locks.configure(OPTIONS={**UNHURRIED, "max_connections": 5})
     child = spawn(fork_beside_busy_threads, 20)
@@ -196,8 +183,8 @@ def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spa
 
 @pytest.mark.proves("P10", "R5")
 def test_a_child_forked_while_a_thread_was_inside_openssl_waits_no_longer_than_it_may(
-    locks: Locks, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    locks, make_server, monkeypatch
+):
     """In the child, who wants a mutex of OpenSSL that another thread had waits for ever."""
     server = make_server("redis", tls=True)
     options = {"ssl_ca_certs": server.ca, "socket_timeout": 1}
@@ -207,7 +194,7 @@ def test_a_child_forked_while_a_thread_was_inside_openssl_waits_no_longer_than_i
         assert in_fork(reasons_not_to_lock) == ["timeout", "timeout"]
 
 
-def reasons_not_to_lock() -> list[str]:
+def reasons_not_to_lock():
     reasons = []
     for acquire in (take, lambda: asyncio.run(distributed_lock(NAME).aacquire())):
         try:
@@ -217,10 +204,8 @@ def reasons_not_to_lock() -> list[str]:
     return reasons
 
 
-def test_a_fork_amid_the_first_acquire_of_a_thread_does_not_hang_the_child(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dumps(*args: Any, **kwargs: Any) -> str:
+def test_a_fork_amid_the_first_acquire_of_a_thread_does_not_hang_the_child(locks, monkeypatch):
+    def dumps(*args, **kwargs):
         if threading.current_thread() is not threading.main_thread():
             is_amid.set()
             is_over.wait(HUNG)
@@ -238,8 +223,8 @@ def test_a_fork_amid_the_first_acquire_of_a_thread_does_not_hang_the_child(
 
 
 @pytest.mark.proves("R8")
-def test_a_fork_amid_a_write_sends_nothing_to_a_new_connection_of_the_child(locks: Locks) -> None:
-    def write_to_the_number_that_was_looked_up() -> bool:
+def test_a_fork_amid_a_write_sends_nothing_to_a_new_connection_of_the_child(locks):
+    def write_to_the_number_that_was_looked_up():
         """In a forked child of a signal handler that came in between."""
         with distributed_lock(f"of {os.getpid()}", wait=0) as lease:
             os.write(number, packed("PING"))
@@ -248,7 +233,7 @@ def test_a_fork_amid_a_write_sends_nothing_to_a_new_connection_of_the_child(lock
 
     pool = backend()._pool
 
-    def fork_amid_it(connection: Connection) -> bool:
+    def fork_amid_it(connection):
         nonlocal number
         number = connection._socket.fileno()
         return in_fork(write_to_the_number_that_was_looked_up)
@@ -257,8 +242,8 @@ def test_a_fork_amid_a_write_sends_nothing_to_a_new_connection_of_the_child(lock
     assert pool.use(fork_amid_it, HUNG)
 
 
-def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks: Locks, proxy: Proxy) -> None:
-    def have_the_mutex() -> None:
+def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks, proxy):
+    def have_the_mutex():
         with dial._condition:  # As a thread has that says what came of its dial.
             has_it.set()
             is_over.wait(HUNG)
@@ -278,7 +263,7 @@ def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks: Locks, pro
         thread.result(HUNG)
 
 
-def wait_in_a_thread_and_leave_a_child() -> None:
+def wait_in_a_thread_and_leave_a_child():
     """In a child: die while waiting, but leave a forked process behind that lives on."""
     in_thread(distributed_lock(NAME, wait=60).acquire)
     wait_until(somebody_waits)
@@ -287,7 +272,7 @@ def wait_in_a_thread_and_leave_a_child() -> None:
     hear()
 
 
-async def wait_in_a_task_and_leave_a_child() -> None:
+async def wait_in_a_task_and_leave_a_child():
     """In a child: the same, in an event loop."""
     task = asyncio.create_task(distributed_lock(NAME, wait=60).aacquire())
     await await_until(somebody_waits)
@@ -301,9 +286,7 @@ async def wait_in_a_task_and_leave_a_child() -> None:
 @pytest.mark.parametrize(
     "wait", [wait_in_a_thread_and_leave_a_child, wait_in_a_task_and_leave_a_child]
 )
-def test_a_killed_waiter_is_passed_over_at_once_though_its_forked_child_lives(
-    wait: Callable[[], Any], locks: Locks, spawn: Spawn
-) -> None:
+def test_a_killed_waiter_is_passed_over_at_once_though_its_forked_child_lives(wait, locks, spawn):
     holder, next_lock = rival(), rival(wait=HUNG)
     assert holder.acquire()
     child = spawn(wait)
@@ -319,16 +302,16 @@ def test_a_killed_waiter_is_passed_over_at_once_though_its_forked_child_lives(
 # Leases
 
 
-FORKS: dict[str, Callable[[], int]] = {"by Python": os.fork, "in C": fork_in_c}
+FORKS = {"by Python": os.fork, "in C": fork_in_c}
 
 
-def hold_and_fork(how: str) -> None:
+def hold_and_fork(how):
     """In a child: fork while the lock is held and renewed, and the child renews one of its own."""
     with distributed_lock(NAME, ttl=5) as lease:
         wait_until(lambda: lease.renewals)
         before = lease.renewals
 
-        def hold_too() -> list[Any]:
+        def hold_too():
             with distributed_lock(NAME + " of the child", ttl=5) as own:
                 wait_until(lambda: own.renewals > 1)
                 return [own.id, own.held, lease.held, lease.renewals - before]
@@ -341,15 +324,13 @@ def hold_and_fork(how: str) -> None:
 
 @pytest.mark.proves("P10", "R8")
 @pytest.mark.parametrize("how", FORKS)
-def test_after_a_fork_each_process_renews_its_own_leases_only(
-    how: str, locks: Locks, proxy: Proxy, spawn: Spawn
-) -> None:
+def test_after_a_fork_each_process_renews_its_own_leases_only(how, locks, proxy, spawn):
     child = spawn(hold_and_fork, how)
     id_, own_id, *seen = child.read()
     assert seen == [True, False, 0]
     assert id_ != own_id
     parents, childs = dict.fromkeys(run.token for run in runs(proxy, scripts.ACQUIRE))
-    links: dict[str, set[int]] = {parents: set(), childs: set()}
+    links = {parents: set(), childs: set()}
     for run in [*runs(proxy, scripts.ACQUIRE), *runs(proxy, scripts.RENEW)]:
         links[run.token].add(run.link)
     assert all(links.values())
@@ -357,7 +338,7 @@ def test_after_a_fork_each_process_renews_its_own_leases_only(
     assert child.stderr == ""
 
 
-def try_to_rely_on(lease: Lease) -> list[str]:
+def try_to_rely_on(lease):
     """In a forked child: what becomes of the attempts to use the lease of the parent."""
     outcomes = []
     for use in (lease.ensure_held, partial(lease.ensure_held, verify=True), lease.renew):
@@ -370,7 +351,7 @@ def try_to_rely_on(lease: Lease) -> list[str]:
     return [*outcomes, str(lease.held), str(lease.lost_reason)]
 
 
-def fork_with_a_lease_that_was_just_handed_over() -> None:
+def fork_with_a_lease_that_was_just_handed_over():
     """In a child: fork before the confirmation of a hand-over was read."""
     take_late_bells_too()
     with distributed_lock(NAME) as lease:
@@ -379,7 +360,7 @@ def fork_with_a_lease_that_was_just_handed_over() -> None:
         lease.ensure_held(verify=True)
 
 
-def fork_with_a_lease() -> None:
+def fork_with_a_lease():
     """In a child: fork while a lock is held."""
     with distributed_lock(NAME) as lease:
         say(in_fork(lambda: try_to_rely_on(lease)))
@@ -388,9 +369,7 @@ def fork_with_a_lease() -> None:
 
 @pytest.mark.proves("P10", "R8")
 @pytest.mark.parametrize("hold", [fork_with_a_lease, fork_with_a_lease_that_was_just_handed_over])
-def test_a_child_cannot_renew_the_lease_of_its_parent(
-    hold: Callable[[], None], locks: Locks, spawn: Spawn
-) -> None:
+def test_a_child_cannot_renew_the_lease_of_its_parent(hold, locks, spawn):
     with rival():
         child = spawn(hold)
         wait_until(lambda: queued(locks))
@@ -400,7 +379,7 @@ def test_a_child_cannot_renew_the_lease_of_its_parent(
     assert child.stderr == ""  # Nothing was lost, so no error is logged.
 
 
-def fork_within_a_block() -> None:
+def fork_within_a_block():
     """In a child: the forked process leaves the block and ends as programs do."""
     with distributed_lock(NAME) as lease:
         if not (pid := os.fork()):
@@ -409,7 +388,7 @@ def fork_within_a_block() -> None:
         lease.ensure_held(verify=True)
 
 
-def fork_within_a_nested_block() -> None:
+def fork_within_a_nested_block():
     """In a child: the same, with a lock that is entered twice."""
     lock = distributed_lock(NAME, reentrant=True)
     with lock, lock as lease:
@@ -419,7 +398,7 @@ def fork_within_a_nested_block() -> None:
         lease.ensure_held(verify=True)
 
 
-async def fork_within_an_asynchronous_block() -> None:
+async def fork_within_an_asynchronous_block():
     """In a child: the same, in an event loop."""
     async with distributed_lock(NAME) as lease:
         if not (pid := os.fork()):
@@ -432,9 +411,7 @@ async def fork_within_an_asynchronous_block() -> None:
 @pytest.mark.parametrize(
     "block", [fork_within_a_block, fork_within_a_nested_block, fork_within_an_asynchronous_block]
 )
-def test_a_child_that_leaves_the_block_and_ends_does_not_release(
-    block: Callable[[], Any], locks: Locks, spawn: Spawn
-) -> None:
+def test_a_child_that_leaves_the_block_and_ends_does_not_release(block, locks, spawn):
     child = spawn(block)
     assert child.read() == 0
     assert child.wait() == 0
@@ -445,33 +422,33 @@ def test_a_child_that_leaves_the_block_and_ends_does_not_release(
 # In the middle of a call
 
 
-def wait_and_fork_in_a_signal_handler() -> None:
+def wait_and_fork_in_a_signal_handler():
     """In a child: a signal handler forks, so the child returns into a wait for the lock."""
     signal.signal(signal.SIGUSR1, lambda *_: os.fork())
     parent = os.getpid()
     say("ready")
     try:
-        outcome: Any = distributed_lock(NAME).acquire()
+        outcome = distributed_lock(NAME).acquire()
     except LockUnavailable as error:
         outcome = error.problem
     say(["parent" if os.getpid() == parent else "child", outcome])
     os._exit(0)
 
 
-def fork_behind_the_first_try() -> None:
+def fork_behind_the_first_try():
     """In a child: fork when a try was answered, and nobody has looked at the answer yet."""
     with distributed_lock("warm-up", wait=HUNG):
         pass  # It brings the connection.
     begin, parent = backend().begin, os.getpid()
 
-    def begin_and_fork(form: Any) -> None:
+    def begin_and_fork(form):
         begin(form)
         assert form.reply
         os.fork()
 
-    backend().begin = begin_and_fork  # type: ignore[method-assign]
+    backend().begin = begin_and_fork
     try:
-        outcome: Any = distributed_lock(NAME, wait=HUNG).acquire()
+        outcome = distributed_lock(NAME, wait=HUNG).acquire()
     except LockUnavailable as error:
         outcome = error.problem
     say(["parent" if os.getpid() == parent else "child", outcome])
@@ -480,9 +457,7 @@ def fork_behind_the_first_try() -> None:
 
 @pytest.mark.proves("R8")
 @pytest.mark.parametrize("is_free", [True, False], ids=["free", "busy"])
-def test_a_child_does_not_take_what_its_parent_was_answered(
-    is_free: bool, locks: Locks, spawn: Spawn
-) -> None:
+def test_a_child_does_not_take_what_its_parent_was_answered(is_free, locks, spawn):
     holder = rival()
     if not is_free:
         assert holder.acquire()
@@ -497,7 +472,7 @@ def test_a_child_does_not_take_what_its_parent_was_answered(
     assert value_of(locks), "the child has undone what its parent was granted"
 
 
-def test_a_child_does_not_go_on_with_a_wait_of_its_parent(locks: Locks, spawn: Spawn) -> None:
+def test_a_child_does_not_go_on_with_a_wait_of_its_parent(locks, spawn):
     holder = rival()
     assert holder.acquire()
     child = spawn(wait_and_fork_in_a_signal_handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,22 +13,18 @@ from tests.support.faults import in_fork
 from tests.support.processes import say
 from tests.support.waiting import HUNG
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks, Spawn
-    from tests.support.quorums import MakeQuorum
-
 pytest.importorskip("gevent")
 
 EVENTLET = "import eventlet; eventlet.monkey_patch()"
 PATCH = "from gevent import monkey; monkey.patch_all()"
 
 
-def serve_greenlets_in_turn() -> None:
+def serve_greenlets_in_turn():
     import gevent
 
-    served: list[int] = []
+    served = []
 
-    def wait(number: int) -> None:
+    def wait(number):
         with distributed_lock("lottery", wait=HUNG):
             served.append(number)
 
@@ -44,7 +39,7 @@ def serve_greenlets_in_turn() -> None:
     say(served)
 
 
-def renew_while_a_greenlet_sleeps() -> None:
+def renew_while_a_greenlet_sleeps():
     import gevent
 
     with distributed_lock("lottery", ttl=6) as lease:
@@ -53,7 +48,7 @@ def renew_while_a_greenlet_sleeps() -> None:
         say(lease.held)
 
 
-def work_without_ever_yielding() -> None:
+def work_without_ever_yielding():
     lock = distributed_lock("lottery", ttl=2)
     assert lock.acquire()
     lease = lock.lease
@@ -63,7 +58,7 @@ def work_without_ever_yielding() -> None:
     say(lease.lost_reason)
 
 
-def refuse_a_second_acquire_of_the_same_greenlet() -> None:
+def refuse_a_second_acquire_of_the_same_greenlet():
     import gevent
 
     with distributed_lock("lottery"):
@@ -74,10 +69,10 @@ def refuse_a_second_acquire_of_the_same_greenlet() -> None:
             say(other.get(timeout=HUNG))
 
 
-def wait_for_a_greenlet_that_is_renewed() -> None:
-    served: list[int] = []
+def wait_for_a_greenlet_that_is_renewed():
+    served = []
 
-    def wait(number: int) -> None:
+    def wait(number):
         with distributed_lock("lottery", wait=HUNG):
             served.append(number)
 
@@ -93,13 +88,13 @@ def wait_for_a_greenlet_that_is_renewed() -> None:
     say([was_held, sorted(served)])
 
 
-def patch_late_and_acquire(prelude: str, is_used_before: bool) -> None:
+def patch_late_and_acquire(prelude, is_used_before):
     """As a worker of `gunicorn -k gevent --preload` does, whose master has imported Django."""
     if is_used_before:
         with distributed_lock("tombola"):
             pass
 
-    def work() -> list[str]:
+    def work():
         exec(prelude)
         said = []
         for handle in (distributed_lock("lottery"), distributed_lock("a", "b", reentrant=True)):
@@ -112,7 +107,7 @@ def patch_late_and_acquire(prelude: str, is_used_before: bool) -> None:
     say(in_fork(work))
 
 
-def _waiters() -> int:
+def _waiters():
     from django_redislock import held
 
     seen = held.get("lottery")
@@ -120,37 +115,33 @@ def _waiters() -> int:
 
 
 @pytest.fixture
-def locks(locks: Locks) -> Locks:
+def locks(locks):
     """A server that stands still for a moment is not given up, however short the ttl."""
     return locks.configure(OPTIONS=PATIENT)
 
 
 @pytest.mark.proves("P6")
-def test_greenlets_are_served_in_turn(locks: Locks, spawn: Spawn) -> None:
+def test_greenlets_are_served_in_turn(locks, spawn):
     assert spawn(serve_greenlets_in_turn, prelude=PATCH).read() == [0, 1, 2, 3, 4]
 
 
-def test_the_watchdog_renews_while_greenlets_yield(locks: Locks, spawn: Spawn) -> None:
+def test_the_watchdog_renews_while_greenlets_yield(locks, spawn):
     assert spawn(renew_while_a_greenlet_sleeps, prelude=PATCH).read() is True
 
 
 @pytest.mark.proves("P5", "N5")
-def test_a_greenlet_that_never_yields_learns_of_its_loss_by_the_deadline(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_greenlet_that_never_yields_learns_of_its_loss_by_the_deadline(locks, spawn):
     assert spawn(work_without_ever_yielding, prelude=PATCH).read() == "expired"
 
 
-def test_a_lease_belongs_to_the_greenlet(locks: Locks, spawn: Spawn) -> None:
+def test_a_lease_belongs_to_the_greenlet(locks, spawn):
     # The same greenlet would wait for itself; another one is told that the lock is busy.
     child = spawn(refuse_a_second_acquire_of_the_same_greenlet, prelude=PATCH)
     assert child.read() is False
 
 
 @pytest.mark.parametrize("prelude", [PATCH, EVENTLET], ids=["gevent", "eventlet"])
-def test_greenlets_ask_a_quorum_while_others_go_on(
-    prelude: str, make_quorum: MakeQuorum, spawn: Spawn
-) -> None:
+def test_greenlets_ask_a_quorum_while_others_go_on(prelude, make_quorum, spawn):
     make_quorum()
     child = spawn(wait_for_a_greenlet_that_is_renewed, prelude=prelude)
     assert child.read() == [True, [0, 1, 2, 3, 4]]
@@ -159,8 +150,8 @@ def test_greenlets_ask_a_quorum_while_others_go_on(
 @pytest.mark.parametrize("is_used_before", [False, True])
 @pytest.mark.parametrize("prelude", [PATCH, EVENTLET], ids=["gevent", "eventlet"])
 def test_a_patch_that_comes_late_is_refused_by_the_place_to_patch(
-    prelude: str, is_used_before: bool, locks: Locks, spawn: Spawn
-) -> None:
+    prelude, is_used_before, locks, spawn
+):
     said = spawn(patch_late_and_acquire, prelude, is_used_before).read()
     assert len(said) == 2
     assert all("monkey.patch_all()` in gunicorn.conf.py" in one for one in said)

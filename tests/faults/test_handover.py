@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,17 +27,10 @@ from tests.support.faults import loses, takes
 from tests.support.others import against_rival, queued, rival
 from tests.support.stored import NAME, is_held_by, is_left_clean, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
-from tests.support.ways import Caller, InLoop, in_thread
+from tests.support.ways import InLoop, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_django import Settings
-
-    from django_redislock.lease import Lease
-    from django_redislock.rules.steps import Call
-    from tests.conftest import Locks
-    from tests.support.proxy import Args, Proxy
+    pass
 
 TTL = 30.0  # Much longer than a claim, so that one is told from the other.
 PAUSE = 0.005  # Seconds between two looks at a lease.
@@ -45,7 +38,7 @@ AT_ONCE = 0.005  # Seconds within which a server answers a ping that does not st
 
 
 @pytest.fixture
-def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
+def locks(locks, proxy, settings):
     """The default alias goes through the proxy, the rival straight to the server."""
     locks.on(proxy, TTL=TTL, WAIT=HUNG)
     with against_rival(locks, settings):
@@ -53,7 +46,7 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
 
 
 @contextmanager
-def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]:
+def handed_over(caller, locks, **options):
     """A block under a lock that another process has handed over to it.
 
     Whoever hears of it late asks the server instead, and has no claim. Then it is handed over anew.
@@ -62,7 +55,7 @@ def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]
     while not is_handed_over:
         holder, lock = rival(ttl=60), distributed_lock(NAME, **options)
         assert holder.acquire()
-        freed = in_thread(lambda holder=holder: release_when_somebody_waits(holder, locks))  # type: ignore[misc]
+        freed = in_thread(lambda holder=holder: release_when_somebody_waits(holder, locks))
         with caller.block(lock) as lease:
             freed.result(HUNG)
             # The renewal that confirms a claim may be over already.
@@ -71,24 +64,24 @@ def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]
                 yield lease
 
 
-def release_when_somebody_waits(holder: Any, locks: Locks) -> None:
+def release_when_somebody_waits(holder, locks):
     wait_until(lambda: queued(locks))
     holder.release()  # Taken by another thread: the handle has just one lease.
 
 
-def renews(args: Args) -> bool:
+def renews(args):
     """Whether it is a renewal by the watchdog, and not the confirmation of the waiter."""
     confirms = {b"r00000", b"-00000"}
     return args[0].decode() == scripts.RENEW.sha and confirms.isdisjoint(args)
 
 
-def with_an_idle_watchdog(locks: Locks) -> None:
+def with_an_idle_watchdog(locks):
     """Let the watchdog have a connection, as after any lease that lasted a while."""
     with distributed_lock("before", ttl=6) as lease:
         wait_until(lambda: lease.renewals)
 
 
-def stays_held(lease: Lease, locks: Locks, seconds: float) -> None:
+def stays_held(lease, locks, seconds):
     """Check that the lease says at every moment that it is held.
 
     A process that had to wait for a processor may have missed its claim's second, by one long wait
@@ -109,13 +102,13 @@ def stays_held(lease: Lease, locks: Locks, seconds: float) -> None:
         assert lease.held, f"not held {until - last:.2f} s before the end, {late:.2f} s late"
 
 
-def renewal_of(lease: Lease) -> Call:
+def renewal_of(lease):
     """One try of a renewal, with all the time."""
     return flows.renewal_call(lease.state.renewal(clock.now()), HUNG)
 
 
 @contextmanager
-def renewing_connection(locks: Locks) -> Iterator[RenewingConnection]:
+def renewing_connection(locks):
     """A connection like a watchdog's, through the proxy."""
     default = locks._settings.REDISLOCK["default"]
     caller = calling.Caller("default", locks.prefix, "ours")
@@ -127,9 +120,7 @@ def renewing_connection(locks: Locks) -> Iterator[RenewingConnection]:
 # The watchdog's connection
 
 
-def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(caller, locks, proxy):
     with_an_idle_watchdog(locks)
     proxy.cut()
     with handed_over(caller, locks) as lease:
@@ -143,8 +134,8 @@ def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
 @pytest.mark.proves("R14")
 @pytest.mark.parametrize("action", ["hang_before", "hang_after", "cut_before", "cut_after"])
 def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
-    action: str, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    action, caller, locks, proxy
+):
     rule = proxy.rule("EVALSHA", action, match=renews)
     with handed_over(caller, locks) as lease:
         stays_held(lease, locks, CONFIRM_WITHIN + 0.3)
@@ -153,9 +144,7 @@ def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
     assert is_left_clean(locks)
 
 
-def test_a_lease_is_held_without_a_pause_though_the_server_is_far_away(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_lease_is_held_without_a_pause_though_the_server_is_far_away(caller, locks, proxy):
     proxy.rule("*", "delayreply:0.1", times=None)
     with handed_over(caller, locks) as lease:
         stays_held(lease, locks, CONFIRM_WITHIN + 0.3)
@@ -163,9 +152,7 @@ def test_a_lease_is_held_without_a_pause_though_the_server_is_far_away(
 
 
 @pytest.mark.proves("R2")
-def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(
-    locks: Locks, proxy: Proxy
-) -> None:
+def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(locks, proxy):
     with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
         (patient,) = calls = [renewal_of(lease)]
         connection.call(calls)
@@ -185,9 +172,7 @@ def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(
         assert len(proxy.commands("EVALSHA", "EVAL")) == asked + 1
 
 
-def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(
-    locks: Locks, proxy: Proxy
-) -> None:
+def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(locks, proxy):
     with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
         call = renewal_of(lease)
         connection.call([call])
@@ -196,9 +181,7 @@ def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(
         wait_until(lambda: isinstance(connection.call([call._replace(within=1.0)])[0], Answer))
 
 
-def test_a_dial_that_fails_is_not_the_last_one_in_place_of_a_dead_connection(
-    locks: Locks, proxy: Proxy
-) -> None:
+def test_a_dial_that_fails_is_not_the_last_one_in_place_of_a_dead_connection(locks, proxy):
     with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
         call = renewal_of(lease)._replace(within=0.2)
         connection.call([call])
@@ -209,11 +192,11 @@ def test_a_dial_that_fails_is_not_the_last_one_in_place_of_a_dead_connection(
         wait_until(lambda: isinstance(connection.call([call])[0], Answer))
 
 
-def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> None:
+def test_a_killed_client_costs_no_lease_that_was_handed_over(locks):
     """CLIENT KILL of all connections, again and again, while four threads hand a lock on."""
     stop, inside, worst, losses = threading.Event(), [0], [0], []
 
-    def work() -> None:
+    def work():
         while not stop.is_set():
             try:
                 with distributed_lock(NAME):
@@ -243,7 +226,7 @@ def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> No
 
 
 @contextmanager
-def in_doubt(caller: Caller, locks: Locks, proxy: Proxy) -> Iterator[Lease]:
+def in_doubt(caller, locks, proxy):
     """A block under a lease whose confirmation has arrived, but every answer was lost."""
     proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
     with handed_over(caller, locks) as lease:
@@ -253,9 +236,7 @@ def in_doubt(caller: Caller, locks: Locks, proxy: Proxy) -> Iterator[Lease]:
 
 
 @pytest.mark.proves("P1", "R14")
-def test_a_lease_in_doubt_is_not_held_and_not_lost_either(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_lease_in_doubt_is_not_held_and_not_lost_either(caller, locks, proxy):
     with in_doubt(caller, locks, proxy) as lease:
         assert lease.lost_reason is None
         assert lease.expires_in == 0.0
@@ -268,9 +249,7 @@ def test_a_lease_in_doubt_is_not_held_and_not_lost_either(
     assert is_left_clean(locks)
 
 
-def test_ensure_held_asks_the_server_about_a_lease_in_doubt(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_ensure_held_asks_the_server_about_a_lease_in_doubt(caller, locks, proxy):
     with in_doubt(caller, locks, proxy) as lease:
         proxy.clear_rules()
         if isinstance(caller, InLoop):
@@ -280,18 +259,14 @@ def test_ensure_held_asks_the_server_about_a_lease_in_doubt(
         assert lease.held
 
 
-def test_a_block_whose_lease_is_in_doubt_ends_without_a_loss(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_block_whose_lease_is_in_doubt_ends_without_a_loss(caller, locks, proxy):
     with in_doubt(caller, locks, proxy):
         proxy.clear_rules()
     assert is_left_clean(locks)
 
 
-async def test_the_event_loop_never_waits_for_a_lease_in_doubt(
-    locks: Locks, proxy: Proxy, settings: Settings
-) -> None:
-    async def tick() -> None:
+async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks, proxy, settings):
+    async def tick():
         nonlocal longest
         while True:
             last = time.monotonic()
@@ -328,8 +303,8 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(
 
 
 def test_a_short_block_leaves_nothing_behind_when_the_server_is_away_at_its_end(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    caller, locks, proxy
+):
     with handed_over(caller, locks, ttl=10.0):
         proxy.blackhole()
         healing = threading.Timer(2 * CONFIRM_WITHIN, proxy.heal)
@@ -338,9 +313,7 @@ def test_a_short_block_leaves_nothing_behind_when_the_server_is_away_at_its_end(
     assert is_left_clean(locks)
 
 
-def test_what_is_left_of_an_unreachable_lease_is_freed_when_its_block_ends(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_what_is_left_of_an_unreachable_lease_is_freed_when_its_block_ends(caller, locks, proxy):
     """Its renewals were carried out, so the key would outlast the lease."""
     ttl = 6
     with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=ttl)) as lease:
@@ -350,14 +323,12 @@ def test_what_is_left_of_an_unreachable_lease_is_freed_when_its_block_ends(
     assert is_left_clean(locks)
 
 
-def test_expires_in_tells_of_the_lease_and_not_of_the_claim(caller: Caller, locks: Locks) -> None:
+def test_expires_in_tells_of_the_lease_and_not_of_the_claim(caller, locks):
     with handed_over(caller, locks) as lease:
         assert TTL / 2 < lease.expires_in <= TTL - drift(TTL)
 
 
-def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(caller, locks, proxy):
     with handed_over(caller, locks, renew=False) as lease:
         wait_until(lambda: not lease.state.is_unconfirmed)
         stays_held(lease, locks, CONFIRM_WITHIN)

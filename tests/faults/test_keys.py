@@ -16,18 +16,13 @@ from tests.support.matrix import everywhere
 from tests.support.others import add_rival, rival
 from tests.support.stored import NAME, immortal, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Caller
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_django import Settings
-
     from tests.conftest import Locks
 
 
 @pytest.fixture
-def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
+def locks(locks, settings):
     """Nobody waits unless told to."""
     locks.configure(TTL=6, WAIT=0, OPTIONS=PATIENT)
     add_rival(settings, locks)
@@ -38,7 +33,7 @@ def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
 # Another type
 
 
-def spoil(locks: Locks, field: str) -> None:
+def spoil(locks, field):
     """Put something of another type in the place of one of the lock's keys."""
     key = getattr(keys_of(locks), field)
     locks.redis.delete(key)
@@ -49,7 +44,7 @@ def spoil(locks: Locks, field: str) -> None:
     locks.redis.expire(key, 60)
 
 
-def contents(locks: Locks) -> dict[bytes, bytes]:
+def contents(locks):
     """All that the server has, byte for byte, but for what is there for lists.
 
     That is the index, and the timeline, where a holder is noted once somebody meets it for a while.
@@ -128,9 +123,7 @@ def test_a_renewal_meets_a_key_of_another_type(field: str, locks: Locks) -> None
 
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.no_permit("the other permit may be had later")
-def test_a_key_without_expiry_is_an_error_at_once_and_never_busy(
-    wait: float, caller: Caller, locks: Locks
-) -> None:
+def test_a_key_without_expiry_is_an_error_at_once_and_never_busy(wait, caller, locks):
     locks.redis.set(keys_of(locks).lock, "by hand")
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match="no expiry") as caught:
         caller.acquire(distributed_lock(NAME, wait=wait))
@@ -139,14 +132,14 @@ def test_a_key_without_expiry_is_an_error_at_once_and_never_busy(
     locks.redis.delete(keys_of(locks).lock)
 
 
-def test_a_foreign_value_that_expires_is_busy_until_then(caller: Caller, locks: Locks) -> None:
+def test_a_foreign_value_that_expires_is_busy_until_then(caller, locks):
     locks.redis.set(keys_of(locks).lock, b"\xff not ours |||||", ex=60)
     assert caller.acquire(distributed_lock(NAME)) is False
     locks.redis.expire(keys_of(locks).lock, 1)
     assert caller.acquire(distributed_lock(NAME, wait=HUNG))
 
 
-def test_a_lease_whose_expiry_was_taken_away_gets_it_back_with_its_renewal(locks: Locks) -> None:
+def test_a_lease_whose_expiry_was_taken_away_gets_it_back_with_its_renewal(locks):
     with distributed_lock(NAME):
         locks.redis.persist(keys_of(locks).lock)
         wait_until(lambda: locks.redis.pttl(keys_of(locks).lock) > 0)
@@ -154,9 +147,7 @@ def test_a_lease_whose_expiry_was_taken_away_gets_it_back_with_its_renewal(locks
 
 @pytest.mark.proves("R9")
 @pytest.mark.parametrize("mark", ["-inf", "-1", "0.5", "inf"])
-def test_r9_a_fence_mark_of_nonsense_does_not_lower_the_fence(
-    mark: str, caller: Caller, locks: Locks
-) -> None:
+def test_r9_a_fence_mark_of_nonsense_does_not_lower_the_fence(mark, caller, locks):
     before = time.time_ns() // 1000
     locks.redis.zadd(keys_of(locks).fence, {"last": mark})
     with caller.block(distributed_lock(NAME)) as lease:

@@ -8,7 +8,7 @@ import math
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -38,13 +38,7 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pytest_django import Settings
-
-    from django_redislock.rules.steps import Outcome
     from tests.conftest import Locks
-    from tests.support.proxy import Proxy
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
 PATIENCE = TTL / 3  # The operation timeout that follows from it, without one of its own.
@@ -52,7 +46,7 @@ MANY = 1.0  # Seconds that a busy machine may add to the work of many threads.
 
 
 @pytest.fixture
-def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
+def locks(locks, proxy, settings):
     """The default alias goes through the proxy, the rival straight to the server."""
     locks.on(proxy, TTL=TTL, WAIT=0, OPTIONS=PATIENT)
     with against_rival(locks, settings):
@@ -67,8 +61,8 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
-    action: str, wait: float, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    action, wait, caller, locks, proxy
+):
     proxy.rule_for_script(scripts.ACQUIRE.sha, action)
     lock = distributed_lock(NAME, wait=wait)
 
@@ -82,25 +76,21 @@ def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
 
 
 @pytest.mark.proves("P4", "R1")
-def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(caller, locks, proxy):
     with rival():
         proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
         assert caller.acquire(distributed_lock(NAME)) is False
 
 
 @pytest.mark.proves("R2")
-def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(caller, locks, proxy):
     proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.25")
     with caller.block(distributed_lock(NAME, renew=False)) as lease:
         assert lease.expires_in <= TTL - 0.25
 
 
 @pytest.mark.proves("R2")
-def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, proxy: Proxy) -> None:
+def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks, proxy):
     with distributed_lock(NAME, renew=False) as lease:
         wait_until(lambda: lease.expires_in < TTL - 0.5)
         before = time.monotonic() + lease.expires_in
@@ -114,8 +104,8 @@ def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, pro
 @pytest.mark.proves("R3")
 @pytest.mark.usefixtures("undo_in_time")
 def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_again(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    caller, locks, proxy
+):
     locks.configure(OPTIONS={"socket_timeout": 12})
     proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:3.1")
     lock = distributed_lock(NAME, ttl=3)
@@ -132,8 +122,8 @@ def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_ag
 @pytest.mark.proves("R3")
 @pytest.mark.usefixtures("undo_in_time")
 def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    caller, locks, proxy
+):
     locks.configure(OPTIONS={"socket_timeout": 12})
     proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3", times=None)
     with pytest.raises(LockUnavailable, match="later than the ttl"):
@@ -143,9 +133,7 @@ def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease
 
 @pytest.mark.proves("R5")
 @pytest.mark.usefixtures("undo_in_time")
-def test_r5_nothing_is_sent_more_often_than_we_decided(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_r5_nothing_is_sent_more_often_than_we_decided(caller, locks, proxy):
     proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after", times=None)
     with pytest.raises(LockUnavailable):
         caller.acquire(distributed_lock(NAME))
@@ -157,8 +145,8 @@ def test_r5_nothing_is_sent_more_often_than_we_decided(
 @pytest.mark.proves("R6")
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
-    action: str, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    action, caller, locks, proxy
+):
     lock = distributed_lock(NAME)
     caller.acquire(lock)
     proxy.rule_for_script(scripts.RELEASE.sha, action)
@@ -169,8 +157,8 @@ def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
 @pytest.mark.as_permit
 @pytest.mark.proves("R6")
 def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_handed_on(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    caller, locks, proxy
+):
     lock, next_lock = distributed_lock(NAME), rival(wait=HUNG)
     caller.acquire(lock)
     waiter = Blocking().begin_waiting(next_lock, locks)
@@ -183,9 +171,7 @@ def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_hand
 
 
 @pytest.mark.proves("R6")
-def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(caller, locks, proxy):
     lock = distributed_lock(NAME)
     caller.acquire(lock)
     assert lease_of(lock) is not None
@@ -196,9 +182,7 @@ def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
 
 
 @pytest.mark.proves("R6")
-def test_r6_a_run_whose_end_was_not_noted_before_its_lease_was_over_says_so(
-    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_r6_a_run_whose_end_was_not_noted_before_its_lease_was_over_says_so(locks, proxy, caplog):
     locks.configure(OPTIONS=UNHURRIED)
 
     @single_instance_task(key=NAME, name="tests.not-noted", ttl=4, renew=False, once=60)
@@ -217,8 +201,8 @@ def test_r6_a_run_whose_end_was_not_noted_before_its_lease_was_over_says_so(
 
 @pytest.mark.proves("R6")
 def test_r6_a_run_whose_noted_end_is_told_after_its_lease_was_over_is_a_success(
-    locks: Locks, proxy: Proxy, settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+    locks, proxy, settings, caplog
+):
     locks.configure(OPTIONS=UNHURRIED)
     add_rival(settings, locks)
     next_lock = rival(wait=HUNG)
@@ -240,9 +224,7 @@ def test_r6_a_run_whose_noted_end_is_told_after_its_lease_was_over_is_a_success(
     assert noted.last_success is not None
 
 
-def test_release_says_so_if_the_server_never_answers(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_release_says_so_if_the_server_never_answers(caller, locks, proxy):
     locks.configure(OPTIONS={})
     lock = distributed_lock(NAME)
     caller.acquire(lock)
@@ -256,16 +238,12 @@ def test_release_says_so_if_the_server_never_answers(
 
 @pytest.mark.parametrize("raised", [None, RuntimeError("of the body")])
 def test_leaving_a_block_tries_until_the_deadline_then_logs_and_does_not_raise(
-    raised: Exception | None,
-    caller: Caller,
-    locks: Locks,
-    proxy: Proxy,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    raised, caller, locks, proxy, caplog
+):
     # To come in, it has all the time of the world.
     locks.configure(OPTIONS={}, UNAVAILABLE_AFTER=HUNG)
 
-    def body() -> None:
+    def body():
         with caller.block(distributed_lock(NAME, ttl=3, wait=HUNG)):
             proxy.blackhole()
             if raised:
@@ -280,9 +258,7 @@ def test_leaving_a_block_tries_until_the_deadline_then_logs_and_does_not_raise(
     assert caplog.text.count(f"Left the block of lock {NAME!r}") == 1
 
 
-def test_leaving_a_block_succeeds_once_the_network_is_back(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_leaving_a_block_succeeds_once_the_network_is_back(caller, locks, proxy):
     with caller.block(distributed_lock(NAME)):
         proxy.refuse()
         threading.Timer(0.3, proxy.heal).start()
@@ -304,9 +280,7 @@ def test_killed_connections_cost_nothing_between_commands(caller: Caller, locks:
     assert is_left_clean(locks)
 
 
-def test_a_waiter_whose_connection_is_cut_keeps_its_place(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_waiter_whose_connection_is_cut_keeps_its_place(caller, locks, proxy):
     first, second = distributed_lock(NAME, wait=HUNG), rival(wait=HUNG)
     with rival():
         front = caller.begin_waiting(first, locks)
@@ -325,8 +299,8 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse", "hang", "slow"])
 def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
-    fault: str, connected: bool, wait: float, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    fault, connected, wait, caller, locks, proxy
+):
     locks.configure(OPTIONS={})
     if connected:
         assert caller.acquire(distributed_lock("another"))
@@ -351,9 +325,7 @@ def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
 
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("fault", ["hang_before:GETRANGE", "hang_after:EXEC", "slow"])
-def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
-    fault: str, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(fault, caller, locks, proxy):
     locks.configure(OPTIONS=forbid_scripting(locks))
     assert caller.acquire(distributed_lock("another"))
     if fault == "slow":  # Each single answer comes in time; they add up.
@@ -369,10 +341,10 @@ LATE = 0.8 * ONE_TRY * PATIENCE  # Seconds of a look-up that leave a try little 
 
 
 @pytest.fixture
-def slow_lookup(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def slow_lookup(monkeypatch):
     """From its call on, a look-up of the name "localhost" is late."""
 
-    def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
+    def look_up(host, *args, **kwargs):
         if host == "localhost":
             never.wait(LATE)
         return getaddrinfo(host, *args, **kwargs)
@@ -382,7 +354,7 @@ def slow_lookup(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.fixture
-def by_name(locks: Locks, proxy: Proxy) -> Locks:
+def by_name(locks, proxy):
     """They reach the server by its name. It has the scripts."""
     with distributed_lock(NAME):
         pass
@@ -392,8 +364,8 @@ def by_name(locks: Locks, proxy: Proxy) -> Locks:
 
 @pytest.mark.proves("R4")
 def test_r4_a_connection_that_comes_late_serves_the_next_try_with_all_its_time(
-    by_name: Locks, proxy: Proxy, slow_lookup: Callable[[], None]
-) -> None:
+    by_name, proxy, slow_lookup
+):
     """With hardly any time, the try would be sent again at once, and might overtake itself."""
     rule = proxy.rule_for_script(scripts.ACQUIRE.sha, f"delayreply:{LATE / 2}", times=None)
     slow_lookup()
@@ -404,9 +376,7 @@ def test_r4_a_connection_that_comes_late_serves_the_next_try_with_all_its_time(
 
 
 @pytest.mark.proves("R4")
-def test_r4_so_does_that_of_a_waiter_that_has_lost_its_own(
-    by_name: Locks, proxy: Proxy, slow_lookup: Callable[[], None], settings: Settings
-) -> None:
+def test_r4_so_does_that_of_a_waiter_that_has_lost_its_own(by_name, proxy, slow_lookup, settings):
     add_rival(settings, by_name)
     with rival(ttl=60):
         waiting = in_thread(distributed_lock(NAME, wait=HUNG).acquire)
@@ -424,8 +394,8 @@ def test_r4_so_does_that_of_a_waiter_that_has_lost_its_own(
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
-    fault: str, connected: bool, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    fault, connected, caller, locks, proxy
+):
     locks.configure(OPTIONS={})
     names = [f"{NAME}-{number}" for number in range(30)]
     if connected:
@@ -439,13 +409,11 @@ def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
                 future.result(HUNG)
 
 
-def test_all_tasks_await_one_dial_each_within_its_own_time(
-    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_tasks_await_one_dial_each_within_its_own_time(locks, proxy, caplog):
     locks.configure(OPTIONS={})
     held_back = proxy.rule("HELLO", "hold")
 
-    async def main() -> None:
+    async def main():
         patient = asyncio.create_task(distributed_lock(NAME, ttl=15).aacquire())
         cancelled = asyncio.create_task(distributed_lock(f"{NAME}-2", ttl=15).aacquire())
         await await_until(lambda: held_back.hits)
@@ -462,12 +430,10 @@ def test_all_tasks_await_one_dial_each_within_its_own_time(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_a_dial_that_nobody_awaits_any_more_ends(
-    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dial_that_nobody_awaits_any_more_ends(locks, proxy, caplog):
     locks.configure(OPTIONS={})
 
-    async def main() -> None:
+    async def main():
         futures = [distributed_lock(f"{NAME}-{number}").aacquire() for number in range(5)]
         answers = await asyncio.gather(*futures, return_exceptions=True)
         assert all(isinstance(answer, LockUnavailable) for answer in answers)
@@ -481,10 +447,8 @@ def test_a_dial_that_nobody_awaits_any_more_ends(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_a_slow_lookup_of_the_servers_name_counts_too(
-    caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
+def test_a_slow_lookup_of_the_servers_name_counts_too(caller, locks, monkeypatch):
+    def look_up(host, *args, **kwargs):
         if host == "localhost":
             answers.wait(HUNG)
         return getaddrinfo(host, *args, **kwargs)
@@ -496,7 +460,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
         OPTIONS={"client_name": locks.prefix},
     )
 
-    def connections() -> int:
+    def connections():
         return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
 
     try:
@@ -519,17 +483,15 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
 
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
-    fault: str, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    fault, caller, locks, proxy
+):
     locks.configure(OPTIONS={})
     getattr(proxy, fault)()
     with takes(at_least=PATIENCE, at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
         caller.acquire(distributed_lock(NAME, wait=10))
 
 
-def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
-    caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
-) -> None:
+def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(caller, locks, proxy, settings):
     locks.configure(OPTIONS={})
     add_rival(settings, locks)
     with rival():
@@ -541,8 +503,8 @@ def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
 
 @pytest.mark.parametrize("unavailable_after", [20, math.inf])
 def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
-    unavailable_after: float, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    unavailable_after, caller, locks, proxy
+):
     locks.configure(OPTIONS={}, UNAVAILABLE_AFTER=unavailable_after)
     proxy.refuse()
     future = caller.begin(distributed_lock(NAME, wait=HUNG))
@@ -550,9 +512,7 @@ def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     assert future.result(HUNG)
 
 
-def test_a_waiter_whose_server_comes_back_in_time_waits_on(
-    caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
-) -> None:
+def test_a_waiter_whose_server_comes_back_in_time_waits_on(caller, locks, proxy, settings):
     locks.configure(OPTIONS={}, UNAVAILABLE_AFTER=20)
     add_rival(settings, locks)
     with rival(ttl=60):
@@ -570,9 +530,7 @@ def test_a_waiter_whose_server_comes_back_in_time_waits_on(
 
 
 @pytest.mark.proves("P2")
-def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
-    caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
-) -> None:
+def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(caller, locks, proxy, settings):
     locks.configure(OPTIONS={"socket_timeout": PATIENCE})
     add_rival(settings, locks)
     proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=2)
@@ -585,9 +543,7 @@ def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
 
 
 @pytest.mark.proves("P3")
-def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
-    caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(caller, locks, proxy):
     proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=1)
     proxy.rule_for_script(scripts.RELEASE.sha, "hold", times=1)
     lock, later = distributed_lock(NAME), rival()
@@ -603,9 +559,7 @@ def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
 
 
 @pytest.mark.proves("P6")
-def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
-    caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
-) -> None:
+def test_a_zombie_place_in_the_queue_does_not_stop_the_others(caller, locks, proxy, settings):
     locks.configure(OPTIONS={}, UNAVAILABLE_AFTER=0.1)
     add_rival(settings, locks)
     holder, next_lock = rival(ttl=60), rival(wait=HUNG)
@@ -625,7 +579,7 @@ def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
 
 
 @pytest.mark.proves("R7")
-def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy) -> None:
+def test_r7_renewal_outlives_connections_that_are_cut(locks, proxy):
     with distributed_lock(NAME) as lease:
         for renewals in range(4):  # A third of the ttl each.
             proxy.cut()
@@ -636,7 +590,7 @@ def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy
 
 @pytest.mark.proves("R7")
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
-def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Proxy) -> None:
+def test_r7_renewal_outlives_a_lost_command(action, locks, proxy):
     with distributed_lock(NAME, ttl=2 * TTL) as lease:
         rule = proxy.rule_for_script(scripts.RENEW.sha, action)
         rule.wait()
@@ -647,10 +601,8 @@ def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Pr
 
 @pytest.mark.proves("R7")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
-def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
-    fault: str, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
-    told: list[str | None] = []
+def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(fault, caller, locks, proxy):
+    told = []
     ttl = 8
     with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=ttl)) as lease:
         lease.on_lost(lambda lost: told.append(lost.lost_reason))
@@ -663,7 +615,7 @@ def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
 
 
 @pytest.mark.proves("R7")
-def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy: Proxy) -> None:
+def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks, proxy):
     lock = distributed_lock(NAME, ttl=2)
     lock.acquire()
     lease = lease_of(lock)
@@ -679,7 +631,7 @@ def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy
 
 
 @pytest.mark.proves("R7")
-def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks) -> None:
+def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks):
     with distributed_lock("healthy") as healthy:
         with loses("expired"), distributed_lock(NAME) as lease:
             locks.redis.delete(keys_of(locks).lock)
@@ -689,7 +641,7 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
 
 
 @pytest.mark.proves("R2", "R7")
-def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> None:
+def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy):
     caller = calling.Caller("default", "redislock", "process")
     renewing = RenewingConnection(Dialer(proxy.url, {}), caller, lambda _: None)
     call = Call(scripts.RENEW, NAME, ("token", 1000, renewal_count(True, 1)), HUNG)
@@ -711,12 +663,10 @@ def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> N
 
 
 @pytest.mark.proves("R7")
-def test_r7_a_renewal_that_hangs_goes_another_way_if_no_connection_can_be_dialed(
-    proxy: Proxy,
-) -> None:
+def test_r7_a_renewal_that_hangs_goes_another_way_if_no_connection_can_be_dialed(proxy):
     caller, ways = calling.Caller("default", "redislock", "process"), []
 
-    def otherwise(calls: Sequence[Call]) -> list[Outcome]:
+    def otherwise(calls):
         ways.append(calls)
         return [Answer(b"", 0.0, 0.0)]
 
@@ -738,9 +688,7 @@ def test_r7_a_renewal_that_hangs_goes_another_way_if_no_connection_can_be_dialed
 @pytest.mark.proves("P4")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 @pytest.mark.parametrize("verify", [True, False], ids=["ensure_held", "renew"])
-def test_asking_the_server_never_guesses(
-    verify: bool, fault: str, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+def test_asking_the_server_never_guesses(verify, fault, caller, locks, proxy):
     locks.configure(OPTIONS={"socket_timeout": 1}, UNAVAILABLE_AFTER=HUNG)
     with caller.block(distributed_lock(NAME, ttl=60, wait=HUNG)) as lease:
         getattr(proxy, fault)()
@@ -750,9 +698,7 @@ def test_asking_the_server_never_guesses(
         proxy.heal()
 
 
-def test_a_connection_lost_by_one_thread_is_not_lent_to_the_next(
-    locks: Locks, proxy: Proxy
-) -> None:
+def test_a_connection_lost_by_one_thread_is_not_lent_to_the_next(locks, proxy):
     names = [f"{NAME}-{number}" for number in range(4)]
     for name in names:
         in_thread(distributed_lock(name).acquire).result(HUNG)

@@ -17,8 +17,7 @@ from tests.support.ways import Blocking, Caller, in_thread
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-    from django_redislock.backends.redis.pool import ConnectionPool
-    from tests.conftest import Locks, MakeServer
+    from tests.conftest import Locks
     from tests.support.clusters import MakeCluster
     from tests.support.quorums import MakeQuorum
     from tests.support.servers import Server
@@ -28,12 +27,12 @@ pytestmark = pytest.mark.slow
 TTL = 3.0
 
 
-def is_full(server: Server) -> None:
+def is_full(server):
     """It has as many clients as it may."""
     server.client().config_set("maxclients", 1)
 
 
-def has_another_password(server: Server) -> None:
+def has_another_password(server):
     """Those who have logged in are served on."""
     server.client().config_set("requirepass", "rotated")
 
@@ -43,7 +42,7 @@ Refuse = Any  # One of them.
 
 
 @pytest.fixture
-def alone(make_server: MakeServer, locks: Locks) -> Server:
+def alone(make_server, locks):
     """A server of the test's own, and its locks."""
     server = make_server()
     locks.redis = server.client()
@@ -88,7 +87,7 @@ def test_r7_on_a_cluster_too(
         refuse(server)
     leases = [lease for lock in locks if (lease := lease_of(lock))]
     for lease in leases:
-        wait_until(lambda lease=lease: lease.renewals >= 4 or not lease.held)  # type: ignore[misc]
+        wait_until(lambda lease=lease: lease.renewals >= 4 or not lease.held)
         assert lease.held
     for lock in locks:
         caller.release(lock)
@@ -137,7 +136,7 @@ def test_a_new_event_loop_uses_a_connection_of_threads(
     with distributed_lock("another"):
         refuse(alone)
 
-    async def locking() -> None:
+    async def locking():
         async with distributed_lock(NAME) as lease:
             assert is_held_by(locks, lease)
 
@@ -154,7 +153,7 @@ def test_a_waiter_that_can_be_rung_nowhere_looks_again_and_again(
     # Of three connections, two are kept back from waiters: these are rung on a shared one.
     few = {"max_connections": 5} if protocol == 3 else {}
     locks.configure(OPTIONS={"protocol": protocol, **few})
-    pool: ConnectionPool = backends["default"]._pool  # type: ignore[attr-defined]
+    pool = backends["default"]._pool
     for connection in [pool.take(HUNG) for _ in range(3)]:
         pool.give(connection)
     assert caller.acquire(distributed_lock("another"))
@@ -168,6 +167,6 @@ def test_a_waiter_that_can_be_rung_nowhere_looks_again_and_again(
     assert waiting.result(HUNG)
 
 
-def calls_of(locks: Locks) -> int:
+def calls_of(locks):
     """How many scripts the server has run."""
     return int(locks.redis.info("commandstats")["cmdstat_evalsha"]["calls"])

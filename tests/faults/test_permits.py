@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,21 +14,18 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks, MakeServer, Spawn
+    pass
 
 pytestmark = pytest.mark.no_permit("its locks have permits")
 
 NAME = "gpu"
 
 
-def gpu(limit: int = 2, **options: Any) -> Lock:
+def gpu(limit=2, **options):
     return distributed_lock(NAME, limit=limit, **{"wait": 0, **options})
 
 
-def work(ttl: float) -> None:
+def work(ttl):
     """In a child: hold a permit until told otherwise, and say what became of it."""
     try:
         with gpu(ttl=ttl) as lease:
@@ -40,9 +37,7 @@ def work(ttl: float) -> None:
 
 
 @pytest.mark.proves("P2")
-def test_the_permit_of_a_killed_holder_goes_to_the_first_waiter_after_one_ttl(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_the_permit_of_a_killed_holder_goes_to_the_first_waiter_after_one_ttl(locks, spawn):
     with gpu(ttl=60) as first:
         child = spawn(work, 3)
         assert child.read() == 2
@@ -61,9 +56,7 @@ def test_the_permit_of_a_killed_holder_goes_to_the_first_waiter_after_one_ttl(
 
 
 @pytest.mark.proves("P1", "P3")
-def test_a_holder_of_a_permit_that_was_stopped_beyond_its_lease_knows_it(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_holder_of_a_permit_that_was_stopped_beyond_its_lease_knows_it(locks, spawn):
     with gpu(ttl=60) as first:
         child = spawn(work, 1)
         assert child.read() == 2
@@ -80,9 +73,7 @@ def test_a_holder_of_a_permit_that_was_stopped_beyond_its_lease_knows_it(
 
 @pytest.mark.proves("R11")
 @pytest.mark.waits
-def test_a_permit_that_no_replica_acknowledges_is_refused_and_free(
-    locks: Locks, make_server: MakeServer
-) -> None:
+def test_a_permit_that_no_replica_acknowledges_is_refused_and_free(locks, make_server):
     server = make_server(repl_diskless_sync_delay=0)
     replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
     locks.on(server, REPLICAS_ACK=1, TTL=12)
@@ -98,13 +89,11 @@ def test_a_permit_that_no_replica_acknowledges_is_refused_and_free(
 
 
 @pytest.mark.proves("R8")
-def test_a_forked_child_has_no_permit_of_its_parent_and_takes_another_one(
-    locks: Locks, settings: Settings
-) -> None:
+def test_a_forked_child_has_no_permit_of_its_parent_and_takes_another_one(locks, settings):
     add_rival(settings, locks)
 
-    def in_child() -> list[object]:
-        told: list[object] = [second.held, lock.locked()]
+    def in_child():
+        told = [second.held, lock.locked()]
         try:
             lock.release()
         except LockMisuse:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,36 +31,32 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from tests.conftest import Locks, MakeServer
-    from tests.support.servers import Server
+    pass
 
 LIMIT = 3
 SOON = 5.0  # Seconds within which whoever may go on must have gone on.
 
 
 @pytest.fixture
-def pool(server: Server) -> Iterator[ConnectionPool]:
+def pool(server):
     dial = Dialer(server.url, {}).dial
     pool = ConnectionPool(dial, LIMIT, SharedBells(dial))
     yield pool
     pool.retire()
 
 
-def works(connection: Connection) -> bool:
+def works(connection):
     """Whether the server answers on that connection."""
     return bytes(connection.execute(packed("PING"), HUNG)) == b"PONG"
 
 
-def idle_connections() -> list[Connection]:
+def idle_connections():
     """The connections that the locks of this test keep for later."""
-    idle: list[Connection] = backends["default"]._pool._idle  # type: ignore[attr-defined]
+    idle = backends["default"]._pool._idle
     return list(idle)
 
 
-def test_what_was_returned_last_is_lent_first(pool: ConnectionPool) -> None:
+def test_what_was_returned_last_is_lent_first(pool):
     first, second = pool.take(HUNG), pool.take(HUNG)
     pool.give(first)
     pool.give(second)
@@ -70,7 +66,7 @@ def test_what_was_returned_last_is_lent_first(pool: ConnectionPool) -> None:
     pool.give(second)
 
 
-def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: ConnectionPool) -> None:
+def test_a_pool_that_is_used_up_says_which_option_to_raise(pool):
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     begin = time.monotonic()
     with pytest.raises(Exhausted, match=r"all 5 connections are in use.*\['max_connections'\]"):
@@ -82,12 +78,10 @@ def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: ConnectionPool)
 
 
 @pytest.mark.proves("R5")
-def test_r5_a_dial_has_the_time_that_the_wait_for_its_place_has_left(
-    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r5_a_dial_has_the_time_that_the_wait_for_its_place_has_left(pool, monkeypatch):
     given, dial = [], pool._dial
 
-    def noted(seconds: float) -> Connection:
+    def noted(seconds):
         given.append(seconds)
         return dial(seconds)
 
@@ -102,7 +96,7 @@ def test_r5_a_dial_has_the_time_that_the_wait_for_its_place_has_left(
     assert given[0] <= HUNG / 2
 
 
-def test_a_ring_that_comes_before_a_reply_is_kept(pool: ConnectionPool, server: Server) -> None:
+def test_a_ring_that_comes_before_a_reply_is_kept(pool, server):
     connection = pool.take(HUNG)
     connection.subscribe("channel", HUNG)
     server.client().publish("channel", "ring")
@@ -111,11 +105,11 @@ def test_a_ring_that_comes_before_a_reply_is_kept(pool: ConnectionPool, server: 
     pool.give(connection)
 
 
-def test_a_bell_that_is_cut_while_it_opens_opens_no_more(server: Server) -> None:
+def test_a_bell_that_is_cut_while_it_opens_opens_no_more(server):
     cut = Event()
-    made: list[Connection] = []
+    made = []
 
-    def dial(seconds: float) -> Connection:
+    def dial(seconds):
         cut.wait(HUNG)
         made.append(Dialer(server.url, {}).dial(seconds))
         return made[0]
@@ -129,15 +123,13 @@ def test_a_bell_that_is_cut_while_it_opens_opens_no_more(server: Server) -> None
     assert made[0].channels == {}
 
 
-def test_a_connection_is_lent_once_also_if_its_return_is_interrupted(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_is_lent_once_also_if_its_return_is_interrupted(locks, monkeypatch):
     class Interrupt(BaseException):
         pass
 
     give = ConnectionPool.give
 
-    def give_and_be_interrupted(pool: ConnectionPool, connection: Connection) -> None:
+    def give_and_be_interrupted(pool, connection):
         monkeypatch.undo()
         give(pool, connection)
         raise Interrupt
@@ -154,8 +146,8 @@ def test_a_connection_is_lent_once_also_if_its_return_is_interrupted(
 @pytest.mark.parametrize("min_hold", [0, 30])
 @pytest.mark.parametrize("by_tls", [False, True])
 def test_r6_a_release_that_a_cut_connection_could_not_send_was_not_carried_out(
-    by_tls: bool, min_hold: float, locks: Locks, shared_reached: Callable[[str], Server]
-) -> None:
+    by_tls, min_hold, locks, shared_reached
+):
     # So whoever has not got the lease has lost it. Connections are cut after a failover.
     if by_tls:
         secured = shared_reached(SECURED)
@@ -167,11 +159,11 @@ def test_r6_a_release_that_a_cut_connection_could_not_send_was_not_carried_out(
             connection.cut()
 
 
-def test_connections_go_to_those_who_have_waited_longest(pool: ConnectionPool) -> None:
+def test_connections_go_to_those_who_have_waited_longest(pool):
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
-    served: list[int] = []
+    served = []
 
-    def take_a_turn(number: int) -> None:
+    def take_a_turn(number):
         connection = pool.take(HUNG)
         served.append(number)
         pool.give(connection)
@@ -187,9 +179,9 @@ def test_connections_go_to_those_who_have_waited_longest(pool: ConnectionPool) -
     assert served == sorted(served)
 
 
-def test_an_acquire_waits_for_a_connection_as_long_as_for_the_lock(locks: Locks) -> None:
+def test_an_acquire_waits_for_a_connection_as_long_as_for_the_lock(locks):
     locks.configure(OPTIONS={"max_connections": 5, "socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
-    pool = backends["default"]._pool  # type: ignore[attr-defined]
+    pool = backends["default"]._pool
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     lock = distributed_lock(NAME, wait=HUNG)
     acquiring = in_thread(lock.acquire)
@@ -202,9 +194,9 @@ def test_an_acquire_waits_for_a_connection_as_long_as_for_the_lock(locks: Locks)
 
 
 @pytest.mark.parametrize("wait", [0, 0.3])
-def test_who_gets_no_connection_is_told_so_in_time(wait: float, locks: Locks) -> None:
+def test_who_gets_no_connection_is_told_so_in_time(wait, locks):
     locks.configure(OPTIONS={"max_connections": 5, "socket_timeout": 1.0})
-    pool = backends["default"]._pool  # type: ignore[attr-defined]
+    pool = backends["default"]._pool
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     with (
         takes(at_least=wait, at_most=wait + 2),
@@ -218,9 +210,7 @@ def test_who_gets_no_connection_is_told_so_in_time(wait: float, locks: Locks) ->
         pool.give(connection)
 
 
-def test_in_a_forked_child_nobody_waits_for_a_connection_of_its_parent(
-    pool: ConnectionPool,
-) -> None:
+def test_in_a_forked_child_nobody_waits_for_a_connection_of_its_parent(pool):
     # As a signal handler that forks makes it: it returns into the wait.
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     waiting = in_thread(partial(pool.take, HUNG))
@@ -236,7 +226,7 @@ def test_in_a_forked_child_nobody_waits_for_a_connection_of_its_parent(
 # At any time
 
 
-def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> int:
+def at_each_step(work, handler):
     """Call *handler* with a number before each step of the pool's code that *work* comes to.
 
     As a signal handler does, or a destructor that the garbage collector runs; these only now and
@@ -244,7 +234,7 @@ def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> in
     """
     steps = count()
 
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
+    def trace(frame, event, arg):
         if frame.f_code.co_filename not in {pool_module.__file__, shared_bell.__file__}:
             return None
         frame.f_trace_opcodes = True
@@ -252,7 +242,7 @@ def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> in
             handler(next(steps))
         return trace
 
-    def traced() -> None:
+    def traced():
         sys._getframe().f_trace_opcodes = True  # Or Python 3.12 has settrace() leave steps out.
         sys.settrace(trace)
         try:
@@ -265,16 +255,14 @@ def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> in
 
 
 @pytest.mark.parametrize("end", [ConnectionPool.give, ConnectionPool.drop])
-def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
-    pool: ConnectionPool, end: Callable[[ConnectionPool, Connection], None]
-) -> None:
-    lent: list[Connection] = []
+def test_a_signal_handler_may_use_the_pool_while_its_thread_does(pool, end):
+    lent = []
 
-    def work() -> None:
+    def work():
         end(pool, pool.take(HUNG))
         pool.bells.open("prefix:bell:1", HUNG)
 
-    def handle(_: int) -> None:
+    def handle(_):
         while lent and (pool._waiting or len(lent) < LIMIT):
             pool.give(lent.pop())
         if not lent:
@@ -289,8 +277,8 @@ def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
     assert all(works(connection) for connection in [pool.take(HUNG) for _ in range(LIMIT)])
 
 
-def test_a_signal_handler_that_outlasts_a_wait_does_not_prolong_it(pool: ConnectionPool) -> None:
-    def handle(number: int, frame: FrameType | None) -> None:
+def test_a_signal_handler_that_outlasts_a_wait_does_not_prolong_it(pool):
+    def handle(number, frame):
         time.sleep(0.3)
 
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
@@ -309,10 +297,8 @@ def test_a_signal_handler_that_outlasts_a_wait_does_not_prolong_it(pool: Connect
 
 
 @pytest.mark.parametrize("idle", [0, LIMIT])
-def test_waiters_that_come_at_the_same_time_do_not_have_the_last_two_either(
-    pool: ConnectionPool, idle: int
-) -> None:
-    def wait() -> None:
+def test_waiters_that_come_at_the_same_time_do_not_have_the_last_two_either(pool, idle):
+    def wait():
         with suppress(Crowded):
             kept.append(pool.take(HUNG, to_wait=True))
 
@@ -320,7 +306,7 @@ def test_waiters_that_come_at_the_same_time_do_not_have_the_last_two_either(
     while steps < last:
         for connection in [pool.take(HUNG) for _ in range(idle)]:
             pool.give(connection)
-        kept: list[Connection] = []
+        kept = []
         last = at_each_step(wait, lambda step, at=steps: wait() if step == at else None)
         assert len(kept) == LIMIT - ConnectionPool.KEPT_BACK, f"at step {steps}"
         (pool.give if idle else pool.drop)(kept.pop())
@@ -328,7 +314,7 @@ def test_waiters_that_come_at_the_same_time_do_not_have_the_last_two_either(
     assert steps > 20
 
 
-def test_waiters_may_not_have_the_last_two(pool: ConnectionPool) -> None:
+def test_waiters_may_not_have_the_last_two(pool):
     waiter = pool.take(HUNG, to_wait=True)
     with pytest.raises(Crowded):
         pool.take(HUNG, to_wait=True)
@@ -337,9 +323,7 @@ def test_waiters_may_not_have_the_last_two(pool: ConnectionPool) -> None:
 
 
 @pytest.mark.parametrize("end", [ConnectionPool.give, ConnectionPool.drop])
-def test_a_connection_that_comes_free_wakes_who_waits_for_one(
-    pool: ConnectionPool, end: Callable[[ConnectionPool, Connection], None]
-) -> None:
+def test_a_connection_that_comes_free_wakes_who_waits_for_one(pool, end):
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     others = [in_thread(partial(pool.take, HUNG)) for _ in range(LIMIT)]
     wait_until(lambda: len(pool._waiting) == LIMIT)
@@ -348,7 +332,7 @@ def test_a_connection_that_comes_free_wakes_who_waits_for_one(
     assert all(works(other.result(SOON)) for other in others)
 
 
-def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: ConnectionPool) -> None:
+def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool):
     broken, idle = pool.take(HUNG), pool.take(HUNG)
     pool.give(idle)
     pool.drop(broken)
@@ -357,11 +341,11 @@ def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: ConnectionPoo
         works(idle)
 
 
-def test_a_dial_that_fails_gives_its_place_back(server: Server) -> None:
+def test_a_dial_that_fails_gives_its_place_back(server):
     dial = Dialer(server.url, {}).dial
     failures = [ConnectionRefusedError()] * LIMIT * 2
 
-    def faulty(seconds: float) -> Connection:
+    def faulty(seconds):
         if failures:
             raise failures.pop()
         return dial(seconds)
@@ -373,7 +357,7 @@ def test_a_dial_that_fails_gives_its_place_back(server: Server) -> None:
     assert all(works(connection) for connection in [pool.take(HUNG) for _ in range(LIMIT)])
 
 
-def test_a_connection_that_was_lost_gives_its_place_back(pool: ConnectionPool) -> None:
+def test_a_connection_that_was_lost_gives_its_place_back(pool):
     # As a signal handler's exception does between the pool's return and the caller's assignment.
     for _ in range(LIMIT * 2):
         pool.take(HUNG)
@@ -381,12 +365,10 @@ def test_a_connection_that_was_lost_gives_its_place_back(pool: ConnectionPool) -
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_connection_that_is_collected_as_garbage_closes_its_socket_first(
-    tls: bool, make_server: MakeServer
-) -> None:
+def test_a_connection_that_is_collected_as_garbage_closes_its_socket_first(tls, make_server):
     server = make_server(tls=tls)
     connection = Dialer(server.url, {"ssl_ca_certs": server.ca} if tls else {}).dial(HUNG)
-    circle: list[object] = [connection]
+    circle = [connection]
     circle.append(circle)
     # A collection while a thread reads from the socket: the next one comes to the socket first.
     sock = connection._socket
@@ -396,7 +378,7 @@ def test_a_connection_that_is_collected_as_garbage_closes_its_socket_first(
     gc.collect()  # A warning that a socket is open would be an error here.
 
 
-def test_a_retired_pool_keeps_no_connection(pool: ConnectionPool, server: Server) -> None:
+def test_a_retired_pool_keeps_no_connection(pool, server):
     lent = pool.take(HUNG)
     pool.retire()
     pool.give(lent)
@@ -404,9 +386,7 @@ def test_a_retired_pool_keeps_no_connection(pool: ConnectionPool, server: Server
         works(lent)
 
 
-def test_a_shared_bell_hands_each_ring_to_the_waiter_it_is_for(
-    pool: ConnectionPool, server: Server
-) -> None:
+def test_a_shared_bell_hands_each_ring_to_the_waiter_it_is_for(pool, server):
     bell = pool.bells.open("two-waiters", HUNG)
     for id in "ab":  # noqa: A001
         bell.expect(id, HUNG)
@@ -419,12 +399,12 @@ def test_a_shared_bell_hands_each_ring_to_the_waiter_it_is_for(
 
 
 def test_a_shared_bell_has_closed_its_connection_before_another_is_opened(
-    pool: ConnectionPool, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pool, server, monkeypatch
+):
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.1)
     close, seen = Connection.close, []
 
-    def close_and_look(connection: Connection) -> None:
+    def close_and_look(connection):
         # Another pool's, of a test before, may be closed meanwhile.
         if any(connection is bell._connection for bell in pool.bells._bells.values()):
             seen.append(pool.bells.open("another", HUNG))

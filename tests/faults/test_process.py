@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -44,16 +44,10 @@ from tests.support.others import against_rival, held_by_other, hold, queued, riv
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, immortal, is_held_by, is_left_clean, keys_of
 from tests.support.waiting import HUNG, await_until, wait_until
-from tests.support.ways import Blocking, Caller, in_thread
+from tests.support.ways import Blocking, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, Spawn
-    from tests.support.proxy import Proxy
+    pass
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
 # A task may wait for an answer that its loop has lost as it was interrupted.
@@ -62,7 +56,7 @@ OURS = (str(Path(django_redislock.__file__).parent), str(Path(redis.__file__).pa
 
 
 @pytest.fixture
-def locks(locks: Locks, proxy: Proxy, settings: Settings, undo_in_time: None) -> Iterator[Locks]:
+def locks(locks, proxy, settings, undo_in_time):
     """The default alias goes through a proxy, the rival straight to the server.
 
     What ends a call here is an interrupt, and never a server or a machine that stands still.
@@ -82,13 +76,13 @@ return 1
 """
 
 
-def write(url: str, fence: int) -> bool:
+def write(url, fence):
     """Write to something that the lock protects, and that heeds fences."""
     with redis.Redis.from_url(url) as resource:
         return bool(resource.eval(WRITE_IF_NEWEST, 1, "resource", fence))
 
 
-def hold_look_and_write(url: str) -> None:
+def hold_look_and_write(url):
     """In a child: hold the lock; when told, look at the lease, write, and leave the block."""
     try:
         with distributed_lock(NAME) as lease:
@@ -101,9 +95,7 @@ def hold_look_and_write(url: str) -> None:
 
 
 @pytest.mark.proves("P1", "P3")
-def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(locks, spawn):
     url = locks.server.url
     child = spawn(hold_look_and_write, url)
     fence = child.read()
@@ -121,7 +113,7 @@ def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
 
 @pytest.mark.as_permit
 @pytest.mark.proves("P2")
-def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks: Locks, spawn: Spawn) -> None:
+def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks, spawn):
     child = spawn(hold, NAME, ttl=4)
     child.read()
     child.kill()
@@ -132,7 +124,7 @@ def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks: Locks, spaw
         assert rival(wait=HUNG).acquire()
 
 
-def use(name: str) -> None:
+def use(name):
     """In a child: take, renew and release a lock."""
     with distributed_lock(name, renew=False) as lease:
         lease.renew()
@@ -140,9 +132,7 @@ def use(name: str) -> None:
 
 @pytest.mark.proves("P2")
 @pytest.mark.parametrize("script", [scripts.ACQUIRE, scripts.RENEW, scripts.CONCLUDE])
-def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
-    script: scripts.Script, locks: Locks, proxy: Proxy, spawn: Spawn
-) -> None:
+def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(script, locks, proxy, spawn):
     last = proxy.rule_for_script(script.sha, "hold")
     child = spawn(use, NAME)
     last.wait()
@@ -160,10 +150,8 @@ def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
 @pytest.mark.parametrize(
     "error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 )
-def test_whatever_the_body_raises_goes_through_and_the_lock_is_released(
-    error: type[BaseException], caller: Caller, locks: Locks
-) -> None:
-    def body() -> None:
+def test_whatever_the_body_raises_goes_through_and_the_lock_is_released(error, caller, locks):
+    def body():
         with caller.block(distributed_lock(NAME)):
             raise error("of the body")
 
@@ -174,13 +162,8 @@ def test_whatever_the_body_raises_goes_through_and_the_lock_is_released(
 
 @pytest.mark.proves("P5")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_loss_does_not_mask_what_the_body_raises(
-    error: type[BaseException],
-    caller: Caller,
-    locks: Locks,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def body() -> None:
+def test_a_loss_does_not_mask_what_the_body_raises(error, caller, locks, caplog):
+    def body():
         with caller.block(distributed_lock(NAME, renew=False)):
             locks.redis.delete(keys_of(locks).lock)
             raise error("of the body")
@@ -220,25 +203,25 @@ class InterruptAt:
         place: Where it was: in this method or function; "" if there are fewer places.
     """
 
-    def __init__(self, step: int, name: str = "") -> None:
+    def __init__(self, step, name=""):
         self.place = ""
         self._left = step
         self._name = name
         self._signal = _Arrival(signal.SIGUSR1)
         self._going_on = True
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         announce()
         self._before = signal.signal(self._signal, self._handle)
         _ = self._signal.again
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, *exc_info: object) -> bool:
+    def __exit__(self, exc_type, *exc_info):
         self._going_on = False
         signal.signal(self._signal, self._before)
         return exc_type is Interrupt
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number, frame):
         assert frame is not None
         code = frame.f_code
         if self._going_on and code.co_filename.startswith(OURS):
@@ -256,26 +239,19 @@ class InterruptAt:
 class Drops(logging.Handler):
     """Hears that a lease was dropped without a release, while it is entered."""
 
-    def __enter__(self) -> None:
-        self.said: list[str] = []
+    def __enter__(self):
+        self.said = []
         logging.getLogger("django_redislock").addHandler(self)
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         logging.getLogger("django_redislock").removeHandler(self)
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         if "dropped without a release" in record.getMessage():
             self.said.append(record.getMessage())
 
 
-def sweep(
-    use: Callable[[], object],
-    locks: Locks,
-    prepare: Callable[[], object],
-    names: Sequence[str] = (NAME,),
-    permit: int = 1,
-    named: Sequence[str] = (),
-) -> tuple[set[str], set[str]]:
+def sweep(use, locks, prepare, names=(NAME,), permit=1, named=()):
     """Interrupt *use* at each place in turn. Returns all, and those that left the lock taken.
 
     If the number of steps to a place differs from run to run, this may pass over the place, unless
@@ -311,7 +287,7 @@ def sweep(
     pytest.fail("the end was never reached")
 
 
-def are_in_the_watchdog(places: set[str]) -> bool:
+def are_in_the_watchdog(places):
     """Whether some are there. It has few: a run that is longer than others may pass one over."""
     return any(place.startswith("Watchdog.") for place in places)
 
@@ -323,10 +299,10 @@ OF_RELEASE = {"Lock.release begins", "Holds._end begins"}
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def told():
     """Somebody listens to what happens to locks."""
 
-    def receive(**kwargs: object) -> None: ...
+    def receive(**kwargs): ...
 
     for news in (lock_acquired, lock_released):
         news.connect(receive)
@@ -338,29 +314,29 @@ def told() -> Iterator[None]:
 
 
 @contextmanager
-def by_flows() -> Iterator[None]:
+def by_flows():
     """Each acquire and release has its flow, as if its first answer were not the plain one."""
     with mock.patch.multiple(holds, granted_by=lambda *_: None, RELEASED="never"):
         yield
 
 
-def enter() -> None:
+def enter():
     with distributed_lock(NAME, wait=10):
         pass
 
 
-def enter_twice() -> None:
+def enter_twice():
     with distributed_lock(NAME, reentrant=True), distributed_lock(NAME, reentrant=True):
         pass
 
 
-def acquire_and_release() -> None:
+def acquire_and_release():
     lock = distributed_lock(NAME, wait=10)
     if lock.acquire():
         lock.release()
 
 
-async def aenter() -> None:
+async def aenter():
     async with asyncio.timeout(10), distributed_lock(NAME, wait=5):
         pass
 
@@ -368,12 +344,12 @@ async def aenter() -> None:
 PAIR = "account:1", "account:2"
 
 
-def enter_both(limit: int | None = None) -> None:
+def enter_both(limit=None):
     with distributed_lock(*PAIR, limit=limit, wait=10):
         pass
 
 
-async def aenter_both(limit: int | None = None) -> None:
+async def aenter_both(limit=None):
     async with distributed_lock(*PAIR, limit=limit, wait=10):
         pass
 
@@ -381,16 +357,14 @@ async def aenter_both(limit: int | None = None) -> None:
 @pytest.mark.proves("R4")
 @pytest.mark.slow
 @pytest.mark.parametrize(("is_async", "limit"), [(False, None), (True, None), (False, 2)])
-def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(
-    is_async: bool, limit: int | None, locks: Locks
-) -> None:
+def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(is_async, limit, locks):
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK if is_async else UNHURRIED)
     with asyncio.Runner() as runner, ExitStack() as stack:
         if limit:  # The first permits are taken.
             stack.enter_context(held_by_other(PAIR[0], ttl=600, limit=limit))
             stack.enter_context(held_by_other(PAIR[1], ttl=600, limit=limit))
 
-        def use() -> None:
+        def use():
             runner.run(aenter_both(limit)) if is_async else enter_both(limit)
 
         places, orphaned = sweep(use, locks, prepare=use, names=PAIR, permit=limit or 1)
@@ -400,10 +374,8 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(
 
 
 @pytest.mark.proves("R4")
-def test_r4_an_interrupt_while_one_of_several_locks_is_awaited_leaves_none_taken(
-    locks: Locks,
-) -> None:
-    async def use_for(seconds: float) -> None:
+def test_r4_an_interrupt_while_one_of_several_locks_is_awaited_leaves_none_taken(locks):
+    async def use_for(seconds):
         async with asyncio.timeout(seconds), distributed_lock("a", "b", "c", wait=10):
             pytest.fail("the block ran")
 
@@ -425,9 +397,7 @@ def test_r4_an_interrupt_while_one_of_several_locks_is_awaited_leaves_none_taken
 @pytest.mark.slow
 @pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
 @pytest.mark.parametrize("by_flow", [False, True])
-def test_r4_an_interrupt_anywhere_leaves_no_orphan(
-    by_flow: bool, use: Callable[[], object], locks: Locks
-) -> None:
+def test_r4_an_interrupt_anywhere_leaves_no_orphan(by_flow, use, locks):
     locks.on(locks.server, TTL=30, OPTIONS={**UNHURRIED, "max_connections": 5})
     # Prepared by a connection: one that was interrupted is given up.
     with told(), by_flows() if by_flow else nullcontext():
@@ -439,7 +409,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     enter()  # No connection was lost on the way.
 
 
-def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(locks: Locks) -> None:
+def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(locks):
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
     places = set()
     with distributed_lock(NAME, reentrant=True) as lease:
@@ -456,12 +426,12 @@ def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(lo
     assert {"Holds._nest", "LeaseState.nest begins"} <= places
 
 
-def keep_until_the_commit() -> None:
+def keep_until_the_commit():
     with atomic(using=SHOP), distributed_lock(NAME, wait=10, release_on_commit=True):
         pass
 
 
-def keep_until_the_rollback() -> None:
+def keep_until_the_rollback():
     with suppress(OnPurpose), atomic(using=SHOP):
         keep_until_the_commit()
         raise OnPurpose
@@ -470,9 +440,7 @@ def keep_until_the_rollback() -> None:
 @pytest.mark.proves("R4")
 @pytest.mark.slow
 @pytest.mark.parametrize("use", [keep_until_the_commit, keep_until_the_rollback])
-def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
-    use: Callable[[], object], locks: Locks, databases: None
-) -> None:
+def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(use, locks, databases):
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
     places, orphaned = sweep(use, locks, prepare=enter)
     assert {
@@ -485,9 +453,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
-def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(
-    locks: Locks,
-) -> None:
+def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(locks):
     dialer = Dialer(locks.server.url.replace("127.0.0.1", "localhost"), {})
     places = set()
     for step in range(2000):
@@ -504,9 +470,7 @@ def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
-    host: str, locks: Locks
-) -> None:
+def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(host, locks):
     url = locks.server.url.replace("127.0.0.1", host)
     locks.on(locks.server, TTL=30, LOCATION=url, OPTIONS=UNHURRIED)
     places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
@@ -518,11 +482,11 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
 
 @pytest.mark.proves("R4")
 @pytest.mark.slow
-def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> None:
+def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks):
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK)
     with asyncio.Runner() as runner:
 
-        def use() -> None:
+        def use():
             runner.run(aenter())
 
         places, orphaned = sweep(use, locks, prepare=use)
@@ -532,13 +496,11 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
         use()
 
 
-def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def watchdogs() -> set[threading.Thread]:
+def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(locks, monkeypatch):
+    def watchdogs():
         return {one for one in threading.enumerate() if one.name.startswith("redislock-watchdog")}
 
-    def start_and_be_interrupted(thread: threading.Thread) -> None:
+    def start_and_be_interrupted(thread):
         start(thread)
         if thread.name.startswith("redislock-watchdog"):
             raise Interrupt
@@ -558,9 +520,7 @@ def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, while it connects
 @pytest.mark.parametrize("limit", [1, 2])
-def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
-    limit: int, locks: Locks
-) -> None:
+def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(limit, locks):
     locks.on(locks.server, TTL=30, OPTIONS={**UNHURRIED, "max_connections": 5})
 
     @single_instance_task(key=NAME, limit=limit, name=f"tests.draw-{limit}")
@@ -572,7 +532,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     assert orphaned <= TOO_EARLY
 
 
-def hold_until_somebody_waits() -> None:
+def hold_until_somebody_waits():
     """In a child: hold the lock when told, until somebody waits for it or the test says enough."""
     while True:
         hear()
@@ -590,26 +550,26 @@ def hold_until_somebody_waits() -> None:
 # With four connections a waiter has none of its own.
 @pytest.mark.parametrize(("limit", "is_async"), [(4, False), (5, False), (5, True)])
 def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
-    limit: int, is_async: bool, locks: Locks, spawn: Spawn
-) -> None:
+    limit, is_async, locks, spawn
+):
     unhurried = UNHURRIED_TASK if is_async else UNHURRIED
     locks.on(locks.server, TTL=30, OPTIONS={**unhurried, "max_connections": limit})
     child = spawn(hold_until_somebody_waits)
 
     with asyncio.Runner() as runner:
 
-        def enter_once() -> None:
+        def enter_once():
             if is_async:
                 runner.run(aenter())
             else:
                 enter()
 
-        def prepare() -> None:
+        def prepare():
             enter_once()  # By a connection: one that was interrupted is given up.
             child.send("hold it")
             assert child.read() == "held"
 
-        def use() -> None:
+        def use():
             try:
                 enter_once()
             finally:
@@ -625,10 +585,10 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
 
 
 @contextmanager
-def signal_when(condition: Callable[[], object]) -> Iterator[None]:
+def signal_when(condition):
     """Once it is so, let a signal handler raise Interrupt in the main thread, and expect that."""
 
-    def handler(number: int, frame: FrameType | None) -> None:
+    def handler(number, frame):
         raise Interrupt
 
     announce()
@@ -636,7 +596,7 @@ def signal_when(condition: Callable[[], object]) -> Iterator[None]:
     main = threading.main_thread().ident
     assert main is not None
 
-    def send() -> None:
+    def send():
         wait_until(condition)
         signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -654,8 +614,8 @@ def signal_when(condition: Callable[[], object]) -> Iterator[None]:
 @pytest.mark.parametrize("wait", [0, 10])
 @pytest.mark.parametrize("action", ["delayreply:30", "hang_after", "hang_before"])
 def test_r4_a_signal_while_an_acquire_awaits_its_answer_leaves_no_orphan(
-    action: str, wait: float, locks: Locks, proxy: Proxy
-) -> None:
+    action, wait, locks, proxy
+):
     rule = proxy.rule_for_script(scripts.ACQUIRE.sha, action)
     with signal_when(lambda: rule.hits):
         distributed_lock(NAME, wait=wait, ttl=60).acquire()
@@ -663,7 +623,7 @@ def test_r4_a_signal_while_an_acquire_awaits_its_answer_leaves_no_orphan(
 
 
 @pytest.mark.proves("R4")
-def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks: Locks) -> None:
+def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks):
     holder, next_lock = rival(ttl=60), rival(wait=HUNG)
     assert holder.acquire()
     with signal_when(lambda: queued(locks)):
@@ -675,9 +635,7 @@ def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks: Locks) 
 
 
 @pytest.mark.proves("R4")
-def test_r4_a_signal_while_a_release_awaits_its_answer_ends_the_lease(
-    locks: Locks, proxy: Proxy
-) -> None:
+def test_r4_a_signal_while_a_release_awaits_its_answer_ends_the_lease(locks, proxy):
     lock = distributed_lock(NAME, ttl=60)
     lock.acquire()
     rule = proxy.rule_for_script(scripts.RELEASE.sha, "delayreply:30")
@@ -686,10 +644,10 @@ def test_r4_a_signal_while_a_release_awaits_its_answer_ends_the_lease(
     assert is_left_clean(locks)
 
 
-def wait_until_terminated(ttl: float) -> None:
+def wait_until_terminated(ttl):
     """In a child: wait for the lock; SIGTERM ends the process as Celery's worker does."""
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(number, frame):
         sys.exit(3)
 
     signal.signal(signal.SIGTERM, end)
@@ -703,9 +661,7 @@ def wait_until_terminated(ttl: float) -> None:
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("state", ["waiting", "holding"])
-def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
-    state: str, locks: Locks, spawn: Spawn
-) -> None:
+def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(state, locks, spawn):
     child = spawn(wait_until_terminated, 30)
     with rival(ttl=60):
         child.read()
@@ -725,10 +681,10 @@ def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
 
 
 @pytest.mark.proves("R4")
-async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(locks: Locks) -> None:
+async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(locks):
     told = asyncio.Event()
 
-    async def receive(**news: object) -> None:
+    async def receive(**news):
         told.set()
         await asyncio.sleep(60)
 
@@ -750,8 +706,8 @@ async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(loc
 @pytest.mark.parametrize("wait", [0, 10])
 @pytest.mark.parametrize("action", ["delayreply:0.5", "hang_after", "hang_before"])
 async def test_r4_a_task_cancelled_while_it_awaits_the_answer_leaves_no_orphan(
-    action: str, wait: float, locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    action, wait, locks, proxy, monkeypatch
+):
     monkeypatch.setattr(flows, "UNDO_WITHIN", 2.5)  # Its first try is on a connection that hangs.
     rule = proxy.rule_for_script(scripts.ACQUIRE.sha, action)
     task = asyncio.create_task(distributed_lock(NAME, wait=wait, ttl=60).aacquire())
@@ -763,7 +719,7 @@ async def test_r4_a_task_cancelled_while_it_awaits_the_answer_leaves_no_orphan(
 
 
 @pytest.mark.proves("R4")
-async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks: Locks, proxy: Proxy) -> None:
+async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks, proxy):
     rule = proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3")
     task = asyncio.create_task(distributed_lock(NAME, ttl=60).aacquire())
     await await_until(lambda: rule.hits)
@@ -776,7 +732,7 @@ async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks: Locks, pr
 
 
 @pytest.mark.proves("R4")
-async def test_r4_so_does_one_without_scripts(locks: Locks, proxy: Proxy) -> None:
+async def test_r4_so_does_one_without_scripts(locks, proxy):
     locks.configure(OPTIONS={**UNHURRIED, **forbid_scripting(locks)})
     rule = proxy.rule("EXEC", "hold")
     task = asyncio.create_task(distributed_lock(NAME, ttl=60).aacquire())
@@ -795,8 +751,8 @@ async def test_r4_so_does_one_without_scripts(locks: Locks, proxy: Proxy) -> Non
 @pytest.mark.as_permit
 @pytest.mark.proves("R4")
 @pytest.mark.slow
-async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: Locks) -> None:
-    async def enter() -> None:
+async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks):
+    async def enter():
         nonlocal entered
         async with distributed_lock(NAME, ttl=10):
             entered = True
@@ -815,9 +771,7 @@ async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: L
 
 
 @pytest.mark.proves("R4")
-async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(
-    locks: Locks, proxy: Proxy
-) -> None:
+async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(locks, proxy):
     proxy.rule("EVALSHA", "delayreply:0.1", match="cancelled")
     doomed = asyncio.create_task(distributed_lock("cancelled").aacquire())
     await asyncio.sleep(0)
@@ -832,7 +786,7 @@ async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(
 
 
 @pytest.mark.proves("R4")
-async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks: Locks) -> None:
+async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks):
     holder = rival(ttl=30)
     assert await holder.aacquire()
     with pytest.raises(TimeoutError):
@@ -848,8 +802,8 @@ async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks: Locks)
 
 @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
 def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
-    action: str, caller: Caller, locks: Locks, proxy: Proxy
-) -> None:
+    action, caller, locks, proxy
+):
     locks.configure(OPTIONS={"socket_timeout": 4})  # Of which a try has three quarters.
     min_hold = 7
     lock = distributed_lock(NAME, renew=False, min_hold=min_hold)
@@ -874,9 +828,7 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
 
 
 @pytest.mark.proves("P1", "P5", "N5")
-def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
-    caller: Caller, locks: Locks
-) -> None:
+def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(caller, locks):
     ttl = 2
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=ttl)) as lease:
         block_interpreter(ttl + 0.4)
@@ -884,7 +836,7 @@ def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
         assert rival().acquire()
 
 
-async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> None:
+async def test_a_blocked_event_loop_does_not_cost_the_lease(locks):
     async with distributed_lock(NAME) as lease:
         time.sleep(1.2 * TTL)
         assert lease.held
@@ -895,9 +847,7 @@ async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> Non
 
 
 @pytest.mark.proves("P2")
-def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(locks, caplog):
     in_thread(lambda: distributed_lock(NAME).acquire()).result(HUNG)
     gc.collect()
     assert "was dropped without a release" in caplog.text
@@ -906,9 +856,7 @@ def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(
 
 
 @pytest.mark.proves("P3")
-def test_a_late_release_of_a_lost_lease_leaves_a_later_one_of_the_process_alone(
-    caller: Caller, locks: Locks
-) -> None:
+def test_a_late_release_of_a_lost_lease_leaves_a_later_one_of_the_process_alone(caller, locks):
     lost, later = distributed_lock(NAME, ttl=2, renew=False), distributed_lock(NAME, wait=HUNG)
     assert caller.acquire(lost)
     first = lease_of(lost)

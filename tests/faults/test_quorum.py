@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import call_command
@@ -42,16 +42,10 @@ from tests.support.quorums import TTL
 from tests.support.stored import NAME
 from tests.support.test_servers import can_shift_clocks
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Caller, in_thread
+from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django.test import Client
-
-    from django_redislock import Lease
-    from tests.support.quorums import MakeQuorum, Quorum
-    from tests.support.servers import Server
+    pass
 
 
 # A server that takes long for an undo is left alone for a second.
@@ -59,29 +53,29 @@ pytestmark = pytest.mark.usefixtures("undo_in_time")
 
 
 @pytest.fixture
-def quorum(make_quorum: MakeQuorum) -> Quorum:
+def quorum(make_quorum):
     """Three servers."""
     return make_quorum()
 
 
-def backend() -> QuorumBackend:
+def backend():
     found = backends["default"]
     assert isinstance(found, QuorumBackend)
     return found
 
 
-def other(**options: Any) -> tuple[bool, Lease | None]:
+def other(**options):
     """Acquire the lock as another thread, which tries once unless told otherwise."""
     lock = distributed_lock(NAME, **{"wait": 0, **options})
 
-    def take() -> tuple[bool, Lease | None]:
+    def take():
         return lock.acquire(), lease_of(lock)
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(take).result(HUNG)
 
 
-def leave_residues(quorum: Quorum, name: str, permit: int = 1) -> None:
+def leave_residues(quorum, name, permit=1):
     """Have two servers each keep a lease of its own, as of two holders that were killed.
 
     To a look the lock is free, since no majority keeps it, and nobody is granted it by a majority.
@@ -97,10 +91,10 @@ def leave_residues(quorum: Quorum, name: str, permit: int = 1) -> None:
         quorum.keep(server, residue, name, permit=permit)
 
 
-def await_all(quorum: Quorum) -> None:
+def await_all(quorum):
     """Return once each of the servers is asked again."""
 
-    def is_known_by_all() -> bool:
+    def is_known_by_all():
         with distributed_lock("any") as lease:
             return quorum.known_by(lease) == [0, 1, 2]
 
@@ -110,9 +104,7 @@ def await_all(quorum: Quorum) -> None:
 # --- what a majority decides ---------------------------------------------------------------------
 
 
-def test_a_lock_is_on_every_server_and_leaves_nothing_but_the_mark(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_lock_is_on_every_server_and_leaves_nothing_but_the_mark(quorum, caller):
     with caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
         (seen,) = held.list()
@@ -121,9 +113,7 @@ def test_a_lock_is_on_every_server_and_leaves_nothing_but_the_mark(
 
 
 @pytest.mark.parametrize("size", [3, 5])
-def test_locks_go_on_while_a_minority_is_dead(
-    size: int, make_quorum: MakeQuorum, caller: Caller
-) -> None:
+def test_locks_go_on_while_a_minority_is_dead(size, make_quorum, caller):
     quorum = make_quorum(size)
     alive = list(range(size // 2, size))
     for dead in range(size // 2):
@@ -139,9 +129,7 @@ def test_locks_go_on_while_a_minority_is_dead(
     assert held.list() == []
 
 
-def test_no_lock_is_granted_while_a_majority_is_dead_and_nothing_is_left(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_no_lock_is_granted_while_a_majority_is_dead_and_nothing_is_left(quorum, caller):
     quorum.servers[0].kill()
     quorum.servers[2].kill()
     with pytest.raises(
@@ -155,7 +143,7 @@ def test_no_lock_is_granted_while_a_majority_is_dead_and_nothing_is_left(
     assert caller.acquire(distributed_lock(NAME))
 
 
-def test_what_a_minority_has_granted_is_given_back_at_once(quorum: Quorum, caller: Caller) -> None:
+def test_what_a_minority_has_granted_is_given_back_at_once(quorum, caller):
     with caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
         quorum.lapse(1)
@@ -165,9 +153,7 @@ def test_what_a_minority_has_granted_is_given_back_at_once(quorum: Quorum, calle
 
 
 @pytest.mark.proves("R4")
-def test_what_a_minority_has_granted_is_given_back_if_the_others_refuse(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_what_a_minority_has_granted_is_given_back_if_the_others_refuse(quorum, caller):
     for server in (0, 1):
         quorum.servers[server].client().config_set("maxmemory", 1)
     with pytest.raises(LockUnavailable, match="OOM"):
@@ -175,7 +161,7 @@ def test_what_a_minority_has_granted_is_given_back_if_the_others_refuse(
     assert quorum.value(2) == b""
 
 
-def test_a_silent_minority_delays_nobody(quorum: Quorum, caller: Caller) -> None:
+def test_a_silent_minority_delays_nobody(quorum, caller):
     with caller.block(distributed_lock(NAME)):
         pass
     quorum.proxies[1].blackhole()
@@ -186,7 +172,7 @@ def test_a_silent_minority_delays_nobody(quorum: Quorum, caller: Caller) -> None
     assert time.monotonic() - begin < HUNG / 2
 
 
-def test_a_slow_minority_delays_nobody_and_keeps_nothing(quorum: Quorum, caller: Caller) -> None:
+def test_a_slow_minority_delays_nobody_and_keeps_nothing(quorum, caller):
     with caller.block(distributed_lock(NAME)):
         pass
     quorum.proxies[1].rule("*", "delayreply:0.5", times=None)
@@ -198,7 +184,7 @@ def test_a_slow_minority_delays_nobody_and_keeps_nothing(quorum: Quorum, caller:
     wait_until(lambda: not any(quorum.value(server) for server in range(3)))
 
 
-def test_a_server_that_is_back_is_asked_again(quorum: Quorum, caller: Caller) -> None:
+def test_a_server_that_is_back_is_asked_again(quorum, caller):
     with caller.block(distributed_lock(NAME)):
         pass
     quorum.servers[1].kill()
@@ -206,7 +192,7 @@ def test_a_server_that_is_back_is_asked_again(quorum: Quorum, caller: Caller) ->
         pass
     quorum.servers[1].restart()
 
-    def is_known_by_all() -> bool:
+    def is_known_by_all():
         with caller.block(distributed_lock(NAME)) as lease:
             return quorum.known_by(lease) == [0, 1, 2]
 
@@ -214,11 +200,11 @@ def test_a_server_that_is_back_is_asked_again(quorum: Quorum, caller: Caller) ->
 
 
 @pytest.mark.proves("N6")
-def test_several_who_each_have_one_server_come_to_an_end(quorum: Quorum) -> None:
+def test_several_who_each_have_one_server_come_to_an_end(quorum):
     # Three at a time of five, so that often nobody has a majority.
     fences = []
 
-    def work() -> None:
+    def work():
         for _ in range(10):
             with distributed_lock(NAME) as lease:
                 fences.append(lease.fence)
@@ -231,14 +217,12 @@ def test_several_who_each_have_one_server_come_to_an_end(quorum: Quorum) -> None
     wait_until(lambda: not any(quorum.value(server) for server in range(3)), TTL / 2)
 
 
-def test_of_several_that_ask_at_the_same_moment_without_a_wait_exactly_one_gets_the_lock(
-    quorum: Quorum,
-) -> None:
+def test_of_several_that_ask_at_the_same_moment_without_a_wait_exactly_one_gets_the_lock(quorum):
     # Often each has one server. All of them would find the lock busy.
     rounds, clients = 40, 3
     barrier = threading.Barrier(clients, timeout=HUNG)
 
-    def work() -> list[bool]:
+    def work():
         granted = []
         for number in range(rounds):
             lock = distributed_lock(f"round {number}", wait=0)
@@ -250,9 +234,7 @@ def test_of_several_that_ask_at_the_same_moment_without_a_wait_exactly_one_gets_
     assert [sum(granted) for granted in zip(*outcomes, strict=True)] == [1] * rounds
 
 
-def test_a_lock_of_which_two_have_a_part_is_asked_for_again_without_a_wait(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_lock_of_which_two_have_a_part_is_asked_for_again_without_a_wait(quorum, caller):
     leave_residues(quorum, NAME)
     assert not caller.acquire(distributed_lock(NAME, wait=0))
     assert quorum.value(2) == b""
@@ -265,9 +247,7 @@ def test_a_lock_of_which_two_have_a_part_is_asked_for_again_without_a_wait(
 
 @pytest.mark.proves("R9")
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_the_fence_grows_whichever_majority_grants_it(
-    ahead: int, quorum: Quorum, caller: Caller
-) -> None:
+def test_the_fence_grows_whichever_majority_grants_it(ahead, quorum, caller):
     far = (
         int(time.time() * 1_000_000) + 3_600_000_000
     )  # As of a server whose clock is an hour ahead.
@@ -283,9 +263,7 @@ def test_the_fence_grows_whichever_majority_grants_it(
         assert second.fence > first.fence
 
 
-def test_a_fence_that_a_majority_could_not_note_is_not_given_out(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_fence_that_a_majority_could_not_note_is_not_given_out(quorum, caller):
     quorum.set_mark(0, int(time.time() * 1_000_000) + 3_600_000_000)
     quorum.proxies[1].refuse()
     rule = quorum.proxies[2].rule("ZADD", "cut_before", times=None)
@@ -302,9 +280,7 @@ def test_a_fence_that_a_majority_could_not_note_is_not_given_out(
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(not can_shift_clocks(), reason="needs Linux and a C compiler")
-def test_a_clock_that_jumps_lets_a_second_holder_in_and_the_database_stops_the_first(
-    make_quorum: MakeQuorum,
-) -> None:
+def test_a_clock_that_jumps_lets_a_second_holder_in_and_the_database_stops_the_first(make_quorum):
     # Martin Kleppmann's case: A, B and C grant the lock; the clock of C jumps, and its key ends
     # early; C, D and E grant it to somebody else.
     quorum = make_quorum(5, movable_clock=True)
@@ -335,7 +311,7 @@ def test_a_clock_that_jumps_lets_a_second_holder_in_and_the_database_stops_the_f
 # --- servers that lose their data ----------------------------------------------------------------
 
 
-def test_a_minority_that_is_restarted_empty_costs_no_lease(quorum: Quorum, caller: Caller) -> None:
+def test_a_minority_that_is_restarted_empty_costs_no_lease(quorum, caller):
     with caller.block(distributed_lock(NAME, ttl=6)) as lease:
         wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
         quorum.servers[0].restart()
@@ -348,9 +324,7 @@ def test_a_minority_that_is_restarted_empty_costs_no_lease(quorum: Quorum, calle
 
 @pytest.mark.proves("N2")
 @pytest.mark.slow
-def test_a_server_that_comes_back_empty_too_soon_lets_a_second_holder_in(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_server_that_comes_back_empty_too_soon_lets_a_second_holder_in(quorum, caller):
     # Hence the rule of the delayed restart: it is to stay away for the longest ttl.
     quorum.servers[2].kill()
     with caller.block(distributed_lock(NAME, renew=False)) as first:
@@ -367,8 +341,8 @@ def test_a_server_that_comes_back_empty_too_soon_lets_a_second_holder_in(
 
 @pytest.mark.proves("R9")
 def test_the_fence_grows_after_data_was_lost_also_if_servers_were_slow_to_tell_their_time(
-    quorum: Quorum, caller: Caller
-) -> None:
+    quorum, caller
+):
     quorum.configure(socket_timeout=HUNG)
     for proxy in quorum.proxies:
         proxy.rule("TIME", "delay:2")
@@ -385,9 +359,7 @@ def test_the_fence_grows_after_data_was_lost_also_if_servers_were_slow_to_tell_t
 
 
 @pytest.mark.parametrize("lost", ["data", "servers"])
-def test_a_lease_that_no_majority_knows_any_more_is_lost(
-    lost: str, quorum: Quorum, caller: Caller
-) -> None:
+def test_a_lease_that_no_majority_knows_any_more_is_lost(lost, quorum, caller):
     # Without its data a majority is to say so while there is time; a dead one never answers.
     ttl = {"data": 9, "servers": 5}[lost]
     with pytest.raises(LockLost) as raised, caller.block(distributed_lock(NAME, ttl=ttl)) as lease:  # noqa: PT012 - by leaving the block
@@ -400,7 +372,7 @@ def test_a_lease_that_no_majority_knows_any_more_is_lost(
 
 
 @pytest.mark.proves("R13")
-def test_what_one_server_knows_to_be_done_is_done_though_it_answers_last(quorum: Quorum) -> None:
+def test_what_one_server_knows_to_be_done_is_done_though_it_answers_last(quorum):
     @single_instance_task(key=NAME, name="tests.done", once=600)
     def draw() -> str:
         return "drawn"
@@ -417,9 +389,7 @@ def test_what_one_server_knows_to_be_done_is_done_though_it_answers_last(quorum:
     assert not any(quorum.value(server) for server in range(3))
 
 
-def test_a_silent_minority_delays_no_more_than_one_run_that_asks_whether_it_is_done(
-    quorum: Quorum,
-) -> None:
+def test_a_silent_minority_delays_no_more_than_one_run_that_asks_whether_it_is_done(quorum):
     @single_instance_task(key=NAME, name="tests.silent")
     def draw() -> str:
         return "drawn"
@@ -432,9 +402,7 @@ def test_a_silent_minority_delays_no_more_than_one_run_that_asks_whether_it_is_d
     assert time.monotonic() - begin < 20.0  # If each one waited for it, 60.
 
 
-def test_servers_that_are_no_masters_any_more_are_dialed_anew(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_servers_that_are_no_masters_any_more_are_dialed_anew(quorum, caller):
     quorum.configure(OPTIONS={**quorum.setting()["OPTIONS"], "client_name": "ours"})
     with caller.block(distributed_lock(NAME)):
         pass
@@ -456,9 +424,7 @@ def test_servers_that_are_no_masters_any_more_are_dialed_anew(
 
 
 @pytest.mark.proves("R1")
-def test_a_grant_whose_answers_are_lost_is_asked_for_again_with_the_same_token(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_grant_whose_answers_are_lost_is_asked_for_again_with_the_same_token(quorum, caller):
     with caller.block(distributed_lock("another")):  # The servers know the scripts.
         pass
     for proxy in quorum.proxies[:2]:
@@ -468,7 +434,7 @@ def test_a_grant_whose_answers_are_lost_is_asked_for_again_with_the_same_token(
 
 
 @pytest.mark.proves("R6")
-def test_a_release_whose_answers_are_lost_is_a_success(quorum: Quorum, caller: Caller) -> None:
+def test_a_release_whose_answers_are_lost_is_a_success(quorum, caller):
     with caller.block(distributed_lock("another")):
         pass
     lock = distributed_lock(NAME)
@@ -480,9 +446,7 @@ def test_a_release_whose_answers_are_lost_is_a_success(quorum: Quorum, caller: C
 
 
 @pytest.mark.proves("R4")
-def test_an_acquire_that_was_not_answered_leaves_nothing_behind(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_an_acquire_that_was_not_answered_leaves_nothing_behind(quorum, caller):
     with caller.block(distributed_lock("another")):
         pass
     for proxy in quorum.proxies[:2]:
@@ -495,19 +459,17 @@ def test_an_acquire_that_was_not_answered_leaves_nothing_behind(
 # --- servers that are far away, and clients that stand still --------------------------------------
 
 
-def test_who_is_needed_for_a_majority_is_dialed_though_nobody_is_trusted(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_who_is_needed_for_a_majority_is_dialed_though_nobody_is_trusted(quorum, caller):
     for server in backend().quorum:
         server.failed(TimeoutError("as if it had not answered a moment ago"))
     with caller.block(distributed_lock(NAME, wait=0)) as lease:
         assert lease.held
 
 
-def test_a_loop_that_stands_still_while_it_dials_does_no_harm(quorum: Quorum) -> None:
+def test_a_loop_that_stands_still_while_it_dials_does_no_harm(quorum):
     quorum.configure(socket_timeout=1)
 
-    async def stand_still() -> bool:
+    async def stand_still():
         acquiring = asyncio.create_task(distributed_lock("its own", wait=HUNG).aacquire())
         for _ in range(3):
             await asyncio.sleep(0)
@@ -519,9 +481,7 @@ def test_a_loop_that_stands_still_while_it_dials_does_no_harm(quorum: Quorum) ->
     assert all(server.is_trusted for server in backend().quorum)
 
 
-def test_a_connection_that_comes_late_is_there_for_the_next_try(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_connection_that_comes_late_is_there_for_the_next_try(quorum, caller):
     # Longer than it is waited for once, 0.75 s, and than a server may take for anything, 1 s.
     quorum.configure(socket_timeout=1)
     for proxy in quorum.proxies:
@@ -531,16 +491,14 @@ def test_a_connection_that_comes_late_is_there_for_the_next_try(
     assert [len(proxy.commands("HELLO")) for proxy in quorum.proxies] == [1, 1, 1]
 
 
-def connect(quorum: Quorum, caller: Caller, socket_timeout: float) -> None:
+def connect(quorum, caller, socket_timeout):
     """Have a connection to each server."""
     quorum.configure(socket_timeout=socket_timeout)
     with caller.block(distributed_lock("another")):
         pass
 
 
-def test_a_server_that_answers_late_for_once_keeps_its_connection(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_server_that_answers_late_for_once_keeps_its_connection(quorum, caller):
     connect(quorum, caller, socket_timeout=1)
     for proxy in quorum.proxies:  # Twice 0.75 s is waited for it.
         proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:1.8")
@@ -549,9 +507,7 @@ def test_a_server_that_answers_late_for_once_keeps_its_connection(
         assert lease.held
 
 
-def test_a_connection_on_which_nothing_comes_any_more_is_replaced(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_connection_on_which_nothing_comes_any_more_is_replaced(quorum, caller):
     connect(quorum, caller, socket_timeout=2)
     for proxy in quorum.proxies:
         proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_before")
@@ -563,7 +519,7 @@ def test_a_connection_on_which_nothing_comes_any_more_is_replaced(
 # --- proxies -------------------------------------------------------------------------------------
 
 
-def test_its_servers_may_speak_resp2_only(make_quorum: MakeQuorum, caller: Caller) -> None:
+def test_its_servers_may_speak_resp2_only(make_quorum, caller):
     quorum = make_quorum(kind="redis", resp2=True)
     with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
         caller.acquire(distributed_lock(NAME, wait=0))
@@ -582,9 +538,7 @@ def test_its_servers_may_speak_resp2_only(make_quorum: MakeQuorum, caller: Calle
 # --- operators -----------------------------------------------------------------------------------
 
 
-def test_a_lock_is_listed_with_how_many_servers_know_it_and_released_by_force(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_a_lock_is_listed_with_how_many_servers_know_it_and_released_by_force(quorum, caller):
     quorum.servers[2].kill()
     with pytest.raises(LockLost, match="by force"), caller.block(distributed_lock(NAME)) as lease:  # noqa: PT012 - by leaving the block
         (seen,) = held.list()
@@ -594,9 +548,7 @@ def test_a_lock_is_listed_with_how_many_servers_know_it_and_released_by_force(
         caller.ensure_held(lease)
 
 
-def test_the_rest_of_a_lease_that_is_over_goes_away_and_was_not_released_by_force(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_the_rest_of_a_lease_that_is_over_goes_away_and_was_not_released_by_force(quorum, caller):
     with caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
         value = quorum.value(0)
@@ -606,9 +558,7 @@ def test_the_rest_of_a_lease_that_is_over_goes_away_and_was_not_released_by_forc
     assert not quorum.value(0)
 
 
-def test_what_one_server_knows_is_released_by_force_if_one_that_is_away_may_know_it(
-    quorum: Quorum, caller: Caller
-) -> None:
+def test_what_one_server_knows_is_released_by_force_if_one_that_is_away_may_know_it(quorum, caller):
     with pytest.raises(LockLost, match="by force"), caller.block(distributed_lock(NAME)) as lease:  # noqa: PT012 - by leaving the block
         wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
         quorum.lapse(1)
@@ -619,9 +569,7 @@ def test_what_one_server_knows_is_released_by_force_if_one_that_is_away_may_know
 
 
 @pytest.mark.django_db
-def test_the_command_and_the_admin_show_how_many_servers_know_a_lock(
-    quorum: Quorum, admin_client: Client, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_and_the_admin_show_how_many_servers_know_a_lock(quorum, admin_client, capsys):
     quorum.servers[0].kill()
     with distributed_lock(NAME):
         call_command("locks", "list", "--json")
@@ -631,7 +579,7 @@ def test_the_command_and_the_admin_show_how_many_servers_know_a_lock(
         assert '<td class="field-where">2 of 3</td>' in page.content.decode()
 
 
-def test_what_only_a_minority_knows_is_not_held(quorum: Quorum) -> None:
+def test_what_only_a_minority_knows_is_not_held(quorum):
     granted, lease = other(ttl=60)
     assert granted
     wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
@@ -641,14 +589,14 @@ def test_what_only_a_minority_knows_is_not_held(quorum: Quorum) -> None:
     assert other()[0]
 
 
-def test_a_list_without_a_majority_is_no_list(quorum: Quorum) -> None:
+def test_a_list_without_a_majority_is_no_list(quorum):
     quorum.servers[0].kill()
     quorum.servers[1].kill()
     with pytest.raises(LockUnavailable, match="1 of 3 servers answered"):
         held.list()
 
 
-def test_a_listing_knows_what_any_server_knows(quorum: Quorum) -> None:
+def test_a_listing_knows_what_any_server_knows(quorum):
     quorum.servers[0].kill()
     early = [distributed_lock(f"early {number}", ttl=60) for number in range(5)]
     assert all(lock.acquire() for lock in early)
@@ -664,9 +612,7 @@ def test_a_listing_knows_what_any_server_knows(quorum: Quorum) -> None:
 
 
 @pytest.mark.parametrize("server", [0, 2])
-def test_a_listing_is_in_order_whichever_server_has_lost_its_data(
-    quorum: Quorum, server: int
-) -> None:
+def test_a_listing_is_in_order_whichever_server_has_lost_its_data(quorum, server):
     ends = {f"L{number}": number * 100 for number in range(1, 8)}
     locks = {name: distributed_lock(name, ttl=ttl) for name, ttl in ends.items()}
     names = [*ends]
@@ -677,7 +623,7 @@ def test_a_listing_is_in_order_whichever_server_has_lost_its_data(
     # A reply that was no longer needed may come later.
     wait_until(lambda: [one.where for one in held.list(limit=9)][5:] == ["3 of 3"] * 2)
 
-    def listed(limit: int, offset: int = 0, *, latest_first: bool = False) -> list[str]:
+    def listed(limit, offset=0, *, latest_first=False):
         found = held.list(limit=limit, offset=offset, latest_first=latest_first)
         assert found.total == len(names)
         return [one.name for one in found]
@@ -692,9 +638,7 @@ def test_a_listing_is_in_order_whichever_server_has_lost_its_data(
 
 
 @pytest.mark.parametrize("on_conflict", [{}, {"on_conflict": "wait", "wait": 0.5}])
-def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(
-    quorum: Quorum, on_conflict: dict[str, Any]
-) -> None:
+def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(quorum, on_conflict):
     for permit in (1, 2):
         leave_residues(quorum, NAME, permit)
 
@@ -711,12 +655,10 @@ def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(
 
 
 @pytest.mark.proves("R1")
-def test_of_two_deliveries_that_find_the_same_permits_free_at_most_one_runs(
-    quorum: Quorum, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_deliveries_that_find_the_same_permits_free_at_most_one_runs(quorum, monkeypatch):
     both_have_looked, orders = threading.Barrier(2, timeout=HUNG), iter([reversed, list])
 
-    def shuffle(free: list[int]) -> None:
+    def shuffle(free):
         if len(free) == 2 and (order := next(orders, None)):
             both_have_looked.wait()
             free[:] = order(free)
@@ -725,7 +667,7 @@ def test_of_two_deliveries_that_find_the_same_permits_free_at_most_one_runs(
     markers = DoneMarkers(False, "a-run", "1000000/10/40")
     owner = Owner(host="web", task_id="a-run")
 
-    def delivery(letter: str) -> Any:
+    def delivery(letter):
         wanted = flows.Request(
             *(NAME, letter * 32, letter * 16, owner, 30, 0, HUNG, 0, markers), limit=2
         )
@@ -745,10 +687,10 @@ def test_of_two_deliveries_that_find_the_same_permits_free_at_most_one_runs(
 
 
 @pytest.mark.proves("R8")
-def test_a_forked_child_has_connections_of_its_own(quorum: Quorum) -> None:
+def test_a_forked_child_has_connections_of_its_own(quorum):
     with distributed_lock(NAME) as lease:
 
-        def child() -> list[Any]:
+        def child():
             with distributed_lock("childs") as its:
                 return [its.held, distributed_lock(NAME).locked(), lease.held]
 
@@ -758,9 +700,7 @@ def test_a_forked_child_has_connections_of_its_own(quorum: Quorum) -> None:
         pass
 
 
-def test_a_server_whose_answers_come_late_keeps_its_connection(
-    server: Server, key_prefix: str
-) -> None:
+def test_a_server_whose_answers_come_late_keeps_its_connection(server, key_prefix):
     types = QuorumConnection, AsyncQuorumConnection
     connection = Dialer(server.url, {}, types=types).dial(HUNG)
     assert isinstance(connection, QuorumConnection)
@@ -777,9 +717,9 @@ def test_a_server_whose_answers_come_late_keeps_its_connection(
     connection.close()
 
 
-def test_threads_share_no_connection(quorum: Quorum) -> None:
-    def work(number: int) -> Callable[[], int]:
-        def take() -> int:
+def test_threads_share_no_connection(quorum):
+    def work(number):
+        def take():
             for _ in range(20):
                 with distributed_lock(f"lock {number}", wait=0) as lease:
                     assert lease.held
@@ -791,7 +731,7 @@ def test_threads_share_no_connection(quorum: Quorum) -> None:
     assert [one.result(HUNG) for one in results] == list(range(8))
 
 
-def test_a_process_opens_no_more_connections_than_it_may_and_says_how_many(quorum: Quorum) -> None:
+def test_a_process_opens_no_more_connections_than_it_may_and_says_how_many(quorum):
     limit = 5
     # Twice most of it is waited for a connection that another returns, and nobody does.
     options = quorum.setting(socket_timeout=3)["OPTIONS"]

@@ -21,22 +21,13 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pytest_django import Settings
-
-    from tests.conftest import MakeProxy
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Server
-    from tests.support.ways import Caller
+    pass
 
 OLD = {"protocol": 2}
 
 
 @pytest.fixture
-def bare(
-    settings: Settings, shared_reached: Callable[[str], Server], key_prefix: str
-) -> Iterator[Locks]:
+def bare(settings, shared_reached, key_prefix):
     """A server that knows no HELLO; nothing says yet that RESP2 is to be spoken."""
     locks = Locks(settings, shared_reached(RESP2), key_prefix)
     yield locks
@@ -44,9 +35,7 @@ def bare(
     locks.redis.close()
 
 
-def test_a_server_that_speaks_no_resp3_is_refused_with_the_option_that_helps(
-    caller: Caller, bare: Locks
-) -> None:
+def test_a_server_that_speaks_no_resp3_is_refused_with_the_option_that_helps(caller, bare):
     with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
         caller.acquire(distributed_lock(NAME))
     bare.configure(OPTIONS=OLD)
@@ -56,8 +45,8 @@ def test_a_server_that_speaks_no_resp3_is_refused_with_the_option_that_helps(
 
 @pytest.mark.parametrize("answer", [b"*2\r\n+proto\r\n:2\r\n", b"$-1\r\n", b":1\r\n", b"+OK\r\n"])
 def test_so_is_a_proxy_that_answers_hello_in_a_way_of_its_own(
-    answer: bytes, caller: Caller, bare: Locks, make_proxy: MakeProxy, locks: Locks
-) -> None:
+    answer, caller, bare, make_proxy, locks
+):
     proxy = make_proxy(locks.server)
     proxy.rewrite("HELLO", lambda reply: answer)
     bare.configure(LOCATION=proxy.url)
@@ -68,26 +57,24 @@ def test_so_is_a_proxy_that_answers_hello_in_a_way_of_its_own(
         assert lease.held
 
 
-def test_so_says_the_doctor(bare: Locks) -> None:
+def test_so_says_the_doctor(bare):
     (finding,) = [one for one in doctor.examine("default") if one.level == "fail"]
     assert "OPTIONS['protocol'] to 2" in finding.says
 
 
-def test_the_doctor_has_nothing_to_say_against_resp2(bare: Locks) -> None:
+def test_the_doctor_has_nothing_to_say_against_resp2(bare):
     bare.configure(OPTIONS=OLD)
     assert [one for one in doctor.examine("default") if one.level == "fail"] == []
 
 
-def test_the_protocol_may_stand_in_the_url(caller: Caller, bare: Locks) -> None:
+def test_the_protocol_may_stand_in_the_url(caller, bare):
     bare.configure(LOCATION=f"{bare.server.url}?protocol=2")
     with caller.block(distributed_lock(NAME)) as lease:
         assert lease.held
 
 
 @pytest.fixture
-def proxied(
-    locks: Locks, proxy: Proxy, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Proxy]:
+def proxied(locks, proxy, settings, monkeypatch):
     """The default alias speaks RESP2 through the proxy, the rival RESP3 straight to the server."""
     # A bell that nobody rings is tested, and given up if the server stands still.
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 10.0)
@@ -97,9 +84,7 @@ def proxied(
         yield proxy
 
 
-def test_to_take_a_free_lock_opens_no_connection_to_be_rung_on(
-    caller: Caller, proxied: Proxy
-) -> None:
+def test_to_take_a_free_lock_opens_no_connection_to_be_rung_on(caller, proxied):
     lock = distributed_lock(NAME)
     assert caller.acquire(lock)
     caller.release(lock)
@@ -107,9 +92,7 @@ def test_to_take_a_free_lock_opens_no_connection_to_be_rung_on(
     assert len({command.link for command in proxied.commands("EVALSHA")}) == 1
 
 
-def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(
-    caller: Caller, locks: Locks, proxied: Proxy, if_rung: float
-) -> None:
+def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(caller, locks, proxied, if_rung):
     with rival(ttl=60):
         waiter = caller.begin_waiting(distributed_lock(NAME), locks)
     assert waiter.result(if_rung)
@@ -118,9 +101,7 @@ def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(
     assert others == ["HELLO"]
 
 
-def test_all_who_wait_are_rung_on_the_same_one(
-    caller: Caller, locks: Locks, proxied: Proxy, if_rung: float
-) -> None:
+def test_all_who_wait_are_rung_on_the_same_one(caller, locks, proxied, if_rung):
     mine = [distributed_lock(NAME) for _ in range(3)]
     with rival(ttl=60):
         waiters = [caller.begin_waiting(lock, locks) for lock in mine]
@@ -130,9 +111,7 @@ def test_all_who_wait_are_rung_on_the_same_one(
     assert len({command.link for command in proxied.commands("SUBSCRIBE")}) == 1
 
 
-def test_who_waits_keeps_its_place_when_that_connection_is_killed(
-    caller: Caller, locks: Locks, proxied: Proxy
-) -> None:
+def test_who_waits_keeps_its_place_when_that_connection_is_killed(caller, locks, proxied):
     first, second = distributed_lock(NAME), rival(wait=HUNG)
     with rival(ttl=60):
         front = caller.begin_waiting(first, locks)
@@ -147,9 +126,7 @@ def test_who_waits_keeps_its_place_when_that_connection_is_killed(
     second.release()
 
 
-def test_that_it_is_half_open_is_noticed(
-    caller: Caller, locks: Locks, proxied: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_it_is_half_open_is_noticed(caller, locks, proxied, monkeypatch):
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 1.0)
     with rival(ttl=60):
         waiter = caller.begin_waiting(distributed_lock(NAME, ttl=3), locks)

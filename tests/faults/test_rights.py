@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import threading
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from redis import CredentialProvider
@@ -45,15 +45,10 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pytest_django import Settings
-
-    from django_redislock.backends.redis.connection import Connection
-    from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Endpoint, Kind, Server
+    from tests.conftest import Locks, MakeServer, Spawn
+    from tests.support.servers import Kind, Server
 
 USER, PASSWORD = "app", "top-secret"
 
@@ -61,37 +56,37 @@ USER, PASSWORD = "app", "top-secret"
 class Account:
     """The server's user as whom the default alias logs in."""
 
-    def __init__(self, locks: Locks) -> None:
+    def __init__(self, locks):
         self._locks = locks
         self.minimal = minimal_acl(locks.prefix).split()
         self.allow(*self.minimal)
         self.log_in(USER, PASSWORD)
 
-    def allow(self, *rules: str) -> None:
+    def allow(self, *rules):
         """Give the user these rights and no others."""
         reset = ("reset", "on", f">{PASSWORD}")
         self._locks.redis.execute_command("ACL", "SETUSER", USER, *reset, *rules)
 
-    def log_in(self, user: str, password: str) -> None:
+    def log_in(self, user, password):
         """Let the default alias be somebody; the rival stays who he is."""
         location = self._locks.server.url.replace("://", f"://{user}:{password}@")
         self._locks.configure(LOCATION=location)
 
-    def denied(self) -> set[str]:
+    def denied(self):
         """All that the server refused to the user."""
         # redis-py tells its name and version, and does not mind a refusal.
         return {str(entry["object"]) for entry in self._locks.redis.acl_log()} - {"client|setinfo"}
 
 
 @pytest.fixture
-def locks(locks: Locks, own_server: Server, undo_in_time: None) -> Iterator[Locks]:
+def locks(locks, own_server, undo_in_time):
     """Locks on a server of the test's own, which is not given up if it stands still for a while."""
     yield locks.on(own_server, TTL=6, WAIT=0, OPTIONS=UNHURRIED)
     assert immortal(locks) == []
 
 
 @pytest.fixture
-def account(locks: Locks, settings: Settings) -> Account:
+def account(locks, settings):
     """The default alias has few rights, the rival has all."""
     account = Account(locks)
     add_rival(settings, locks)
@@ -117,9 +112,7 @@ def test_r13_a_refused_login_is_raised_at_once_without_the_password(
 
 
 @pytest.mark.proves("R13")
-def test_r13_a_password_that_changes_is_refused_on_the_next_connection(
-    caller: Caller, account: Account, locks: Locks
-) -> None:
+def test_r13_a_password_that_changes_is_refused_on_the_next_connection(caller, account, locks):
     lock = distributed_lock(NAME)
     assert caller.acquire(lock)
     caller.release(lock)
@@ -135,9 +128,7 @@ def test_r13_a_password_that_changes_is_refused_on_the_next_connection(
 
 
 @pytest.mark.proves("R13")
-def test_r13_a_login_that_is_refused_on_a_unix_socket_is_raised_at_once(
-    caller: Caller, locks: Locks, make_server: MakeServer
-) -> None:
+def test_r13_a_login_that_is_refused_on_a_unix_socket_is_raised_at_once(caller, locks, make_server):
     server = make_server(unix=True)
     server.client().config_set("requirepass", "another")
     locks.configure(LOCATION=server.unix_url, OPTIONS={**UNHURRIED, "password": PASSWORD})
@@ -177,9 +168,7 @@ def test_r13_what_a_server_refuses_is_said_with_its_code_and_what_to_write(
     assert caught.value.reason == "refused"
 
 
-def test_a_password_that_a_server_repeats_is_not_in_the_error(
-    caller: Caller, locks: Locks, make_server: MakeServer
-) -> None:
+def test_a_password_that_a_server_repeats_is_not_in_the_error(caller, locks, make_server):
     """A server without HELLO quotes all of it, with the login."""
     server = make_server(resp2=True)
     locks.configure(LOCATION=server.url, OPTIONS={**UNHURRIED, "password": PASSWORD})
@@ -213,23 +202,23 @@ def test_r13_a_server_with_too_many_clients_is_not_ready_and_waited_for(
 class Logins:
     """Those at a service that asks somebody else about the password, and at times cannot."""
 
-    def __init__(self, proxy: Proxy, says: str) -> None:
+    def __init__(self, proxy, says):
         self.proxy = proxy
         self.failed = 0
         self._left = 0.0
         self._says = f"-{says}\r\n".encode()
         proxy.rewrite("HELLO", self._answer)
 
-    def fail(self, times: float = math.inf) -> None:
+    def fail(self, times=math.inf):
         """Let the next ones fail, and end all connections."""
         self._left = times
         self.proxy.cut()
 
-    def work(self) -> None:
+    def work(self):
         """Let all work from now on."""
         self._left = 0
 
-    def _answer(self, answer: bytes) -> bytes:
+    def _answer(self, answer):
         if self._left <= 0:
             return answer
         self._left -= 1
@@ -245,7 +234,7 @@ class Logins:
         "ERR problem with LDAP service",
     ]
 )
-def logins(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy) -> Logins:
+def logins(request, locks, make_proxy):
     """Logins that may fail in the words of services, with locks by them."""
     proxy = make_proxy(locks.server)
     locks.on(proxy, TTL=6, WAIT=0, OPTIONS=UNHURRIED)
@@ -254,8 +243,8 @@ def logins(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy) 
 
 @pytest.mark.proves("R13")
 def test_r13_a_login_that_fails_for_now_is_tried_again_until_the_wait_is_over(
-    caller: Caller, locks: Locks, logins: Logins
-) -> None:
+    caller, locks, logins
+):
     logins.fail()
     with takes(at_least=0.3, at_most=2), pytest.raises(LockUnavailable, match="mostly") as caught:
         caller.acquire(distributed_lock(NAME, wait=0.3))
@@ -269,9 +258,7 @@ def test_r13_a_login_that_fails_for_now_is_tried_again_until_the_wait_is_over(
     caller.release(lock)
 
 
-def test_a_login_that_fails_for_now_costs_no_waiter_its_place(
-    caller: Caller, locks: Locks, settings: Settings, logins: Logins
-) -> None:
+def test_a_login_that_fails_for_now_costs_no_waiter_its_place(caller, locks, settings, logins):
     locks.configure(UNAVAILABLE_AFTER=HUNG)
     add_rival(settings, locks)
     first, ours, last = rival(), distributed_lock(NAME, wait=HUNG), rival(wait=HUNG)
@@ -292,9 +279,7 @@ def test_a_login_that_fails_for_now_costs_no_waiter_its_place(
     last.release()
 
 
-def test_logins_that_fail_for_now_do_not_keep_a_block_from_its_release(
-    caller: Caller, locks: Locks, logins: Logins
-) -> None:
+def test_logins_that_fail_for_now_do_not_keep_a_block_from_its_release(caller, locks, logins):
     with caller.block(distributed_lock(NAME, ttl=HUNG)):
         logins.fail(5)
     assert logins.failed == 5
@@ -308,26 +293,26 @@ class NoToken(Exception):
 class Credentials(CredentialProvider):
     """Hands out a token, as a cloud's client does, until it expires and another one counts."""
 
-    def __init__(self, locks: Locks) -> None:
+    def __init__(self, locks):
         self.asked = 0
         self._redis = locks.redis
         self._token = PASSWORD
 
-    def get_credentials(self) -> tuple[str, str]:
+    def get_credentials(self):
         self.asked += 1
         if not self._token:
             raise NoToken("no token")
         return USER, self._token
 
-    async def get_credentials_async(self) -> tuple[str, str]:
+    async def get_credentials_async(self):
         return self.get_credentials()
 
-    def fail(self) -> None:
+    def fail(self):
         """Let there be no tokens any more, and end all connections."""
         self._token = ""
         self._redis.execute_command("CLIENT", "KILL", "USER", USER)
 
-    def expire(self) -> None:
+    def expire(self):
         """Let the server know a new token only, and end all connections that the old one began."""
         self._token = f"token-{self.asked}"
         self._redis.execute_command("ACL", "SETUSER", USER, "resetpass", f">{self._token}")
@@ -335,9 +320,7 @@ class Credentials(CredentialProvider):
 
 
 @pytest.mark.waits
-def test_credentials_that_expire_cost_no_lease_and_no_waiter_its_turn(
-    caller: Caller, account: Account, locks: Locks
-) -> None:
+def test_credentials_that_expire_cost_no_lease_and_no_waiter_its_turn(caller, account, locks):
     credentials = Credentials(locks)
     options = {**UNHURRIED, "credential_provider": credentials}
     locks.configure(LOCATION=locks.server.url, OPTIONS=options)
@@ -361,9 +344,7 @@ def test_credentials_that_expire_cost_no_lease_and_no_waiter_its_turn(
 
 
 @pytest.mark.waits
-def test_a_provider_that_fails_makes_the_lock_unavailable(
-    caller: Caller, account: Account, locks: Locks
-) -> None:
+def test_a_provider_that_fails_makes_the_lock_unavailable(caller, account, locks):
     credentials = Credentials(locks)
     locks.configure(LOCATION=locks.server.url, OPTIONS={"credential_provider": credentials})
     lock = distributed_lock(NAME, wait=0.1)
@@ -374,11 +355,11 @@ def test_a_provider_that_fails_makes_the_lock_unavailable(
         caller.acquire(lock)
 
 
-def test_a_provider_may_raise_an_error_that_is_its_own_consequence(locks: Locks) -> None:
+def test_a_provider_may_raise_an_error_that_is_its_own_consequence(locks):
     """To look for an error of TLS in such a circle comes to an end."""
 
     class InCircles(CredentialProvider):
-        def get_credentials(self) -> Any:
+        def get_credentials(self):
             first, second = OSError("no token"), ValueError()
             second.__cause__ = first
             raise first from second
@@ -388,9 +369,7 @@ def test_a_provider_may_raise_an_error_that_is_its_own_consequence(locks: Locks)
         distributed_lock(NAME).acquire()
 
 
-def test_a_provider_that_fails_masks_no_exception_of_the_body(
-    account: Account, locks: Locks
-) -> None:
+def test_a_provider_that_fails_masks_no_exception_of_the_body(account, locks):
     credentials = Credentials(locks)
     locks.configure(LOCATION=locks.server.url, OPTIONS={"credential_provider": credentials})
     with pytest.raises(OnPurpose), distributed_lock(NAME, ttl=1):  # noqa: PT012
@@ -401,7 +380,7 @@ def test_a_provider_that_fails_masks_no_exception_of_the_body(
 # Rights
 
 
-def use_everything(locks: Locks) -> None:
+def use_everything(locks):
     """Use locks in all ways that differ for the server."""
     for _ in range(200):  # The index is trimmed now and then.
         with distributed_lock("often"):
@@ -427,13 +406,13 @@ def use_everything(locks: Locks) -> None:
     use_as_a_task_does()
 
 
-def wait_with_a_lease() -> bool:
+def wait_with_a_lease():
     """Wait for so long that a look for a circle of waits is worth it."""
     with distributed_lock("own"):
         return distributed_lock(NAME, wait=1.5).acquire()
 
 
-def use_what_is_not_ours(locks: Locks) -> None:
+def use_what_is_not_ours(locks):
     client, key = locks.redis, keys_of(locks, "broken").lock
     for put in (
         lambda: client.set(key, "by hand"),
@@ -449,7 +428,7 @@ def use_what_is_not_ours(locks: Locks) -> None:
         assert lock
 
 
-def use_as_a_task_does() -> None:
+def use_as_a_task_does():
     for _ in range(2):
         Lock("task", Options(once=10), RunMarker("task-id", 10)).attempt()
     task_runs.note_skip("task", "busy", using="default")
@@ -459,7 +438,7 @@ def use_as_a_task_does() -> None:
     assert task_runs.calls(["task"], task_id="task-id")
 
 
-def let_a_claim_lapse(locks: Locks, spawn: Spawn) -> None:
+def let_a_claim_lapse(locks, spawn):
     """Hand the lock to a process that stands still."""
     with distributed_lock("lapses", ttl=60):
         child = spawn(hold, "lapses", wait=HUNG)
@@ -487,7 +466,7 @@ UNSEEN = {"auth", "hello", "select", "info", "ping"}
 @pytest.mark.parametrize(
     "command", sorted(set(re.findall(r"\+(\w+)", minimal_acl("redislock"))) - UNSEEN)
 )
-def test_each_of_the_minimal_rights_is_needed(command: str, locks: Locks, account: Account) -> None:
+def test_each_of_the_minimal_rights_is_needed(command, locks, account):
     account.allow(*account.minimal, f"-{command}")
     with suppress(LockError, AssertionError):
         use_everything(locks)
@@ -515,9 +494,7 @@ def test_r13_a_missing_right_is_named_at_once_and_is_never_busy(
     assert NAME in str(caught.value)
 
 
-def test_a_refusal_leaves_the_connection_as_it_is(
-    caller: Caller, account: Account, locks: Locks
-) -> None:
+def test_a_refusal_leaves_the_connection_as_it_is(caller, account, locks):
     account.allow(*account.minimal, "resetchannels")
     lock = distributed_lock(NAME, wait=1)
     opened = int(locks.redis.info("stats")["total_connections_received"])
@@ -545,8 +522,8 @@ def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_rele
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("scripting", [True, False], ids=["scripts", "plain"])
 def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
-    scripting: bool, caller: Caller, locks: Locks, account: Account
-) -> None:
+    scripting, caller, locks, account
+):
     locks.configure(REPLICAS_ACK=1)
     if not scripting:
         account.allow(*account.minimal, *PLAIN)
@@ -558,8 +535,8 @@ def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
 
 @pytest.mark.proves("R4")
 def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
-    caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
-) -> None:
+    caller, locks, account, settings, make_proxy
+):
     load_scripts(locks)
     proxy = make_proxy(locks.server)
     default = {**settings.REDISLOCK["default"]}
@@ -577,9 +554,7 @@ def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
 
 
 @pytest.mark.proves("R4")
-def test_r4_a_waiter_that_is_refused_leaves_the_queue(
-    caller: Caller, locks: Locks, account: Account
-) -> None:
+def test_r4_a_waiter_that_is_refused_leaves_the_queue(caller, locks, account):
     with rival(ttl=60):
         future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
         account.allow(*account.minimal, "-zadd")
@@ -611,17 +586,17 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     assert caplog.text.count("the server forbids scripts") == 1
 
 
-def renamed(*commands: str) -> list[str]:
+def renamed(*commands):
     return [word for command in commands for word in ("--rename-command", command, "")]
 
 
-def without_lua(make_server: MakeServer, make_proxy: MakeProxy) -> Endpoint:
+def without_lua(make_server, make_proxy):
     server = make_server("valkey", enable_module_command="yes")
     server.client().execute_command("MODULE", "UNLOAD", "lua")
     return server
 
 
-def like_alibaba(make_server: MakeServer, make_proxy: MakeProxy) -> Endpoint:
+def like_alibaba(make_server, make_proxy):
     """It judges the text of a script: each key must stand in it as KEYS[…]."""
     proxy = make_proxy(make_server(None, *renamed("EVAL")))
     says = b"-ERR bad lua script for redis cluster, all the keys that the script uses should be"
@@ -644,15 +619,8 @@ NOT_RENAMED = "let the server's configuration neither rename nor disable EVAL an
     ids=["EVALSHA", "EVAL", "both", "no Lua", "Alibaba"],
 )
 def test_where_no_script_runs_locks_work_by_plain_commands_and_say_what_scripts_need(
-    make: Callable[[MakeServer, MakeProxy], Endpoint],
-    need: str,
-    caller: Caller,
-    locks: Locks,
-    settings: Settings,
-    make_server: MakeServer,
-    make_proxy: MakeProxy,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    make, need, caller, locks, settings, make_server, make_proxy, caplog
+):
     locks.on(make(make_server, make_proxy), TTL=6, WAIT=0, OPTIONS=UNHURRIED)
     add_rival(settings, locks)
     lock, next_lock = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
@@ -676,13 +644,7 @@ def test_where_no_script_runs_locks_work_by_plain_commands_and_say_what_scripts_
     assert need[1:] in found["scripting"].advice
 
 
-def test_scripts_that_are_allowed_again_are_used_again(
-    caller: Caller,
-    locks: Locks,
-    account: Account,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_scripts_that_are_allowed_again_are_used_again(caller, locks, account, caplog, monkeypatch):
     monkeypatch.setattr(calling, "LOOK_FOR_SCRIPTS_EVERY", 0.1)
     account.allow(*account.minimal, *PLAIN)
     lock = distributed_lock(NAME)
@@ -698,8 +660,8 @@ def test_scripts_that_are_allowed_again_are_used_again(
 
 
 def test_a_waiter_that_meets_scripts_allowed_again_goes_on_waiting(
-    caller: Caller, locks: Locks, account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    caller, locks, account, monkeypatch
+):
     """Others find that out while it takes its connection: in an event loop, by a thread."""
     account.allow(*account.minimal, *PLAIN)
     lock, next_lock = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
@@ -708,7 +670,7 @@ def test_a_waiter_that_meets_scripts_allowed_again_goes_on_waiting(
     assert isinstance(backend, RedisBackend)
     take, allowed = backend._pool.take, threading.Event()
 
-    def take_late(*args: Any, **kwargs: Any) -> Connection:
+    def take_late(*args, **kwargs):
         if "patience" in kwargs and not allowed.is_set():  # It is not the watchdog that asks.
             account.allow(*account.minimal)
             backend._caller.scripting = True
@@ -725,8 +687,8 @@ def test_a_waiter_that_meets_scripts_allowed_again_goes_on_waiting(
 
 
 def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection(
-    caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
-) -> None:
+    caller, locks, account, settings, make_proxy
+):
     account.allow(*account.minimal, *PLAIN)
     proxy = make_proxy(locks.server)
     default = {**settings.REDISLOCK["default"]}
@@ -749,7 +711,7 @@ def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection
 
 
 @pytest.fixture
-def tls_server(make_server: MakeServer) -> Server:
+def tls_server(make_server):
     return make_server("redis", tls=True)
 
 
@@ -771,14 +733,14 @@ def test_event_loops_that_come_and_go_share_what_certificates_were_read(
 ) -> None:
     reads, read = [], ssl.create_default_context
 
-    def noting() -> ssl.SSLContext:
+    def noting():
         reads.append(read())
         return reads[-1]
 
     monkeypatch.setattr(ssl, "create_default_context", noting)
     locks.on(tls_server, TTL=6, OPTIONS=PATIENT)
 
-    async def use() -> None:
+    async def use():
         async with distributed_lock(NAME, wait=0):
             pass
 
@@ -820,7 +782,7 @@ async def test_answers_that_come_together_by_tls_reach_their_tasks(
     """What several TLS records bring at once is read as one."""
     locks.on(tls_server)
 
-    async def turns(number: int) -> None:
+    async def turns(number):
         for _ in range(10):
             async with distributed_lock(f"{NAME} {number}") as lease:
                 await lease.arenew()
@@ -885,7 +847,7 @@ def test_the_password_of_a_key_is_never_asked_for_on_the_terminal(
     subprocess.run([*command, "-out", encrypted], check=True, capture_output=True)
     load, passwords = ssl.SSLContext.load_cert_chain, []
 
-    def noting(context: ssl.SSLContext, certfile: str, keyfile: str, password: Any) -> None:
+    def noting(context, certfile, keyfile, password):
         passwords.append(password)
         load(context, certfile, keyfile, "" if password is None else password)
 
@@ -911,7 +873,7 @@ async def test_an_option_that_only_blocking_connections_take_is_refused_to_corou
         await distributed_lock(NAME).aacquire()
 
 
-async def acquire_while_handling(error: Exception, caller: Caller, lock: Lock) -> bool:
+async def acquire_while_handling(error, caller, lock):
     """Acquire in an except block: Python makes *error* the context of all errors in there."""
     try:
         raise error
@@ -932,8 +894,8 @@ def test_r13_tls_is_refused_at_once_though_the_program_handles_an_error_of_its_o
 
 @pytest.mark.proves("R13")
 def test_r13_an_error_of_tls_that_the_program_handles_says_nothing_of_the_server(
-    caller: Caller, locks: Locks, own_server: Server
-) -> None:
+    caller, locks, own_server
+):
     locks.configure(UNAVAILABLE_AFTER=0)
     own_server.kill()
     error = ssl.SSLError("of a web service")
@@ -943,10 +905,10 @@ def test_r13_an_error_of_tls_that_the_program_handles_says_nothing_of_the_server
     own_server.start()
 
 
-async def test_a_cancellation_of_what_handles_an_error_of_tls_remains_one() -> None:
+async def test_a_cancellation_of_what_handles_an_error_of_tls_remains_one():
     begun = asyncio.Event()
 
-    async def dial() -> None:
+    async def dial():
         try:
             try:
                 raise ssl.SSLError("of a dial")
@@ -967,25 +929,25 @@ async def test_a_cancellation_of_what_handles_an_error_of_tls_remains_one() -> N
 class Spoiler:
     """Passes on what client and server say; spoils the next that the server says after spoil()."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server):
         self._server = server
         self._listener = socket.create_server((server.host, 0))
         self.url = f"rediss://{server.host}:{self._listener.getsockname()[1]}/0"
-        self._to_spoil: list[bool] = []
+        self._to_spoil = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def spoil(self) -> None:
+    def spoil(self):
         self._to_spoil.append(True)
 
     @property
-    def has_spoilt(self) -> bool:
+    def has_spoilt(self):
         return not self._to_spoil
 
-    def close(self) -> None:
+    def close(self):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self):
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
@@ -993,7 +955,7 @@ class Spoiler:
                 for ends in ((client, server, False), (server, client, True)):
                     threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, spoils: bool) -> None:
+    def _pass_on(self, source, target, spoils):
         with source, suppress(OSError):
             while said := source.recv(65536):
                 if spoils and self._to_spoil:
@@ -1004,7 +966,7 @@ class Spoiler:
 
 
 @pytest.fixture
-def spoiler(tls_server: Server) -> Iterator[Spoiler]:
+def spoiler(tls_server):
     spoiler = Spoiler(tls_server)
     with closing(spoiler):
         yield spoiler
@@ -1030,9 +992,7 @@ def test_r4_tls_that_breaks_amid_an_acquire_is_no_refusal_and_leaves_no_lease(
     assert is_left_clean(locks)
 
 
-def test_tls_to_a_server_without_tls_is_unavailable_in_time(
-    caller: Caller, locks: Locks, own_server: Server
-) -> None:
+def test_tls_to_a_server_without_tls_is_unavailable_in_time(caller, locks, own_server):
     locks.configure(LOCATION=own_server.url.replace("redis://", "rediss://"), OPTIONS={})
     with takes(at_most=2), pytest.raises(LockUnavailable, match=NAME):
         caller.acquire(distributed_lock(NAME, ttl=3, wait=0))

@@ -6,14 +6,13 @@ import asyncio
 import threading
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, take_up
 from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import MasterDialer, SentinelBackend
-from tests.conftest import Locks
 from tests.support.faults import lease_of, takes
 from tests.support.others import queued
 from tests.support.processes import hear, say
@@ -21,17 +20,10 @@ from tests.support.servers import Sentinel
 from tests.support.stored import NAME, is_held_by, is_left_clean
 from tests.support.topologies import SERVICE, await_copies, can_be_rung
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, InLoop, in_thread
+from tests.support.ways import Blocking, InLoop, in_thread
 
 if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from django_redislock.backends.redis.dialing import Dialer
-    from django_redislock.backends.sentinel.sentinels import Master
-    from tests.conftest import MakeProxy, MakeServer, Spawn
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Server
-    from tests.support.topologies import MakeWatched, Watched
+    pass
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +34,7 @@ PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
 UNHASTY = {"socket_timeout": 20}
 
 
-def commands_run(server: Server) -> int:
+def commands_run(server):
     """How many scripts a server has been asked to run."""
     stats = server.client().info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
@@ -53,7 +45,7 @@ def commands_run(server: Server) -> int:
 Turn = tuple[int, float, float]  # The fence of a lease, and from when to when it was held.
 
 
-def note_turn(lease: Any, begun: float) -> Turn | None:
+def note_turn(lease, begun):
     """A lease that is still held, at a time that was read before."""
     until = time.monotonic()
     return (lease.fence, begun, until) if lease.held else None
@@ -62,13 +54,13 @@ def note_turn(lease: Any, begun: float) -> Turn | None:
 class Lockers:
     """Those who take one lock in turn until they are told to stop."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self._name = name
-        self.turns: list[Turn] = []
-        self.errors: list[str] = []
+        self.turns = []
+        self.errors = []
         self.over = False
 
-    def in_thread(self) -> None:
+    def in_thread(self):
         while not self.over:
             try:
                 with distributed_lock(self._name) as lease:
@@ -78,7 +70,7 @@ class Lockers:
             except LockError as error:
                 self.errors.append(repr(error))
 
-    async def in_task(self) -> None:
+    async def in_task(self):
         while not self.over:
             try:
                 async with distributed_lock(self._name) as lease:
@@ -88,18 +80,18 @@ class Lockers:
             except LockError as error:
                 self.errors.append(repr(error))
 
-    def in_loop(self) -> None:
-        async def tasks() -> None:
+    def in_loop(self):
+        async def tasks():
             await asyncio.gather(*(self.in_task() for _ in range(4)))
 
         asyncio.run(tasks())
 
-    def _note(self, turn: Turn | None) -> None:
+    def _note(self, turn):
         if turn:
             self.turns.append(turn)
 
 
-def take_turns(name: str) -> None:
+def take_turns(name):
     """In a child: be eight lockers, until told otherwise; then tell of their turns."""
     lockers = Lockers(name)
     threads = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(4)]]
@@ -115,8 +107,8 @@ def take_turns(name: str) -> None:
 @pytest.mark.proves("P1", "R9", "R13")
 @pytest.mark.timeout(170)
 def test_locking_goes_on_when_the_master_is_killed_under_load(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str, spawn: Spawn
-) -> None:
+    make_watched, settings, key_prefix, spawn
+):
     """Threads, tasks and processes; each grant is on a replica when it counts."""
     watched = make_watched("valkey")
     watched.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
@@ -149,8 +141,8 @@ def test_locking_goes_on_when_the_master_is_killed_under_load(
 
 @pytest.mark.proves("P6", "R7")
 def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, settings, key_prefix
+):
     watched = make_watched("redis")
     locks = watched.locks(settings, key_prefix, **PATIENT)
     holder, order = distributed_lock(NAME, ttl=12), []
@@ -181,8 +173,8 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
 
 @pytest.mark.proves("P1")
 def test_a_baton_that_the_replica_knows_is_taken_up_there_and_once(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, settings, key_prefix
+):
     watched = make_watched("redis")
     watched.locks(settings, key_prefix, **PATIENT)
     with distributed_lock(NAME) as given:
@@ -204,8 +196,8 @@ def test_a_baton_that_the_replica_knows_is_taken_up_there_and_once(
 
 @pytest.mark.proves("R7", "R13")
 def test_after_a_planned_failover_nothing_is_lost_and_the_old_master_is_never_asked(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, settings, key_prefix
+):
     """It goes on as a master for ten seconds, and so would all who are connected to it."""
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **{**PATIENT, "WAIT": 0})
@@ -218,7 +210,7 @@ def test_after_a_planned_failover_nothing_is_lost_and_the_old_master_is_never_as
         watched.ask(watched.sentinels[0], "FAILOVER", SERVICE)
         locks.redis = watched.client(watched.await_failover())
         for caller, _ in held:
-            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))  # type: ignore[misc]
+            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))
         assert old.client().role()[0] == b"master"
         asked = commands_run(old)
         for caller, lock in held:
@@ -233,7 +225,7 @@ def test_after_a_planned_failover_nothing_is_lost_and_the_old_master_is_never_as
         assert old.client().role()[0] == b"master"
 
 
-def is_asked_by(caller: Caller, server: Server) -> bool:
+def is_asked_by(caller, server):
     """Whether a server is asked when somebody looks at a lock."""
     asked = commands_run(server)
     caller.run(caller.way.locked(distributed_lock("probe")))
@@ -242,8 +234,8 @@ def is_asked_by(caller: Caller, server: Server) -> bool:
 
 @pytest.mark.proves("P1", "R13")
 def test_a_coordinated_failover_of_valkey_loses_nothing_without_acknowledgement(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, settings, key_prefix
+):
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **{**PATIENT, "TTL": 15})  # Nothing is to end.
     lockers = Lockers(NAME)
@@ -264,9 +256,7 @@ def test_a_coordinated_failover_of_valkey_loses_nothing_without_acknowledgement(
 
 
 @pytest.mark.proves("R13")
-def test_an_old_master_that_comes_back_to_life_is_never_asked(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+def test_an_old_master_that_comes_back_to_life_is_never_asked(make_watched, settings, key_prefix):
     """It was only frozen: connections to it are open, and a command on one of them unanswered."""
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **PATIENT)
@@ -301,8 +291,8 @@ def test_an_old_master_that_comes_back_to_life_is_never_asked(
 
 @pytest.mark.proves("R13")
 def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
-    make_watched: MakeWatched, make_server: MakeServer, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, make_server, settings, key_prefix
+):
     """As when a machine with a master and a sentinel is started anew: both think as before."""
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **PATIENT)
@@ -332,8 +322,8 @@ def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
 
 @pytest.mark.proves("P1", "R13")
 def test_of_sentinels_that_name_different_masters_the_majority_is_believed_or_nobody(
-    make_watched: MakeWatched, make_server: MakeServer, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, make_server, settings, key_prefix
+):
     """One of three was told anew, and all count the same failovers: none."""
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **PATIENT)
@@ -368,32 +358,28 @@ def test_of_sentinels_that_name_different_masters_the_majority_is_believed_or_no
 
 @pytest.mark.proves("P1", "R13")
 def test_a_listener_does_not_believe_the_one_sentinel_that_names_another_master(
-    make_watched: MakeWatched,
-    make_server: MakeServer,
-    settings: Settings,
-    key_prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_watched, make_server, settings, key_prefix, monkeypatch
+):
     watched = make_watched("valkey")
     watched.locks(settings, key_prefix, **PATIENT)
     other, apart = make_server("valkey"), watched.sentinels[-1]
     watched.ask(apart, "REMOVE", SERVICE)
     watched.ask(apart, "MONITOR", SERVICE, other.host, str(other.port), "2")
 
-    learned: list[Master] = []
+    learned = []
     learn = MasterDialer.learn
 
-    def noting(dialer: MasterDialer, master: Master, asked: float) -> Dialer:
+    def noting(dialer, master, asked):
         learned.append(master)
         return learn(dialer, master, asked)
 
     monkeypatch.setattr(MasterDialer, "learn", noting)
 
-    def ours() -> set[str]:
+    def ours():
         clients = watched.master.client().client_list()
         return {one["id"] for one in clients if one["cmd"].startswith("eval")}
 
-    def listens() -> bool:
+    def listens():
         if not listeners(apart):
             backends.reset()
             with distributed_lock(NAME):
@@ -411,8 +397,8 @@ def test_a_listener_does_not_believe_the_one_sentinel_that_names_another_master(
 
 @pytest.mark.proves("P1", "R13")
 def test_sentinels_that_are_told_anew_which_server_is_the_master_are_followed(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, settings, key_prefix
+):
     """They count failovers from 0 then, and this process has seen one. The old master lives on."""
     watched = make_watched()
     locks = watched.locks(settings, key_prefix, **PATIENT)
@@ -422,7 +408,7 @@ def test_sentinels_that_are_told_anew_which_server_is_the_master_are_followed(
     with Blocking() as threads, InLoop() as tasks:
         lock = distributed_lock(NAME, ttl=6)
         for caller in (threads, tasks):
-            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))  # type: ignore[misc]
+            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))
         assert threads.acquire(lock)
         lease = lease_of(lock)
         assert lease is not None
@@ -437,7 +423,7 @@ def test_sentinels_that_are_told_anew_which_server_is_the_master_are_followed(
         for sentinel in watched.sentinels:
             watched.ask(sentinel, "MONITOR", SERVICE, successor.host, str(successor.port), "2")
         for caller in (threads, tasks):
-            wait_until(lambda caller=caller: is_asked_by(caller, successor))  # type: ignore[misc]
+            wait_until(lambda caller=caller: is_asked_by(caller, successor))
         locks.redis = watched.client(successor)
         assert is_held_by(locks, lease)
         threads.release(lock)
@@ -446,9 +432,9 @@ def test_sentinels_that_are_told_anew_which_server_is_the_master_are_followed(
 # --- acknowledgement -----------------------------------------------------------------------------
 
 
-def behind_black_hole(watched: Watched, make_proxy: MakeProxy, locks: Locks) -> None:
+def behind_black_hole(watched, make_proxy, locks):
     """Let the replicas hear nothing more of their master, without knowing it."""
-    proxies: list[Proxy] = []
+    proxies = []
     for replica in watched.replicas:
         proxy = make_proxy(watched.master)
         watched.client(replica).replicaof(proxy.host, proxy.port)
@@ -462,12 +448,8 @@ def behind_black_hole(watched: Watched, make_proxy: MakeProxy, locks: Locks) -> 
 @pytest.mark.proves("P1", "R11", "N2")
 @pytest.mark.parametrize("acknowledged", [0, 1])
 def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
-    acknowledged: int,
-    make_watched: MakeWatched,
-    make_proxy: MakeProxy,
-    settings: Settings,
-    key_prefix: str,
-) -> None:
+    acknowledged, make_watched, make_proxy, settings, key_prefix
+):
     # Sentinels would connect the replicas anew after their failover timeout.
     watched = make_watched("valkey", failover_timeout=30)
     options = {**PATIENT, "TTL": 60, "UNAVAILABLE_AFTER": 0}
@@ -495,8 +477,8 @@ def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
 
 
 def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+    make_watched, settings, key_prefix
+):
     watched = make_watched("valkey")
     # The operation timeout is 2 s; of that the only one that is alive has little.
     watched.locks(settings, key_prefix, TTL=6, WAIT=0, UNAVAILABLE_AFTER=HUNG)
@@ -520,9 +502,7 @@ def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
                 assert f"{sentinel.host}:{sentinel.port}" in str(caught.value)
 
 
-def test_it_listens_to_another_sentinel_when_one_falls_silent(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+def test_it_listens_to_another_sentinel_when_one_falls_silent(make_watched, settings, key_prefix):
     watched = make_watched("valkey")
     watched.locks(settings, key_prefix, **PATIENT)
     with distributed_lock(NAME):
@@ -534,19 +514,19 @@ def test_it_listens_to_another_sentinel_when_one_falls_silent(
     wait_until(lambda: any(map(listeners, others)))
 
 
-def listeners(sentinel: Server) -> int:
+def listeners(sentinel):
     """How many clients wait to be told of a failover."""
     return sum(int(one["sub"]) for one in sentinel.client().client_list())
 
 
 def test_a_listener_that_could_not_start_is_tried_again_with_the_next_connection(
-    watched: Watched, settings: Settings, key_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    watched, settings, key_prefix, monkeypatch
+):
     watched.locks(settings, key_prefix, **PATIENT)
     wait_until(lambda: not listening_threads())  # Those of other tests may be about to end.
     start, tries = threading.Thread.start, []
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(thread):
         if thread.name == "redislock-sentinel":
             tries.append(thread)
             raise RuntimeError("can't start new thread")
@@ -564,9 +544,7 @@ def test_a_listener_that_could_not_start_is_tried_again_with_the_next_connection
         assert listening_threads()
 
 
-def test_no_listener_is_left_when_no_connection_is(
-    watched: Watched, settings: Settings, key_prefix: str
-) -> None:
+def test_no_listener_is_left_when_no_connection_is(watched, settings, key_prefix):
     watched.locks(settings, key_prefix)
     with distributed_lock(NAME):
         assert listening_threads()
@@ -574,23 +552,21 @@ def test_no_listener_is_left_when_no_connection_is(
     wait_until(lambda: not listening_threads())
 
 
-def listening_threads() -> list[str]:
+def listening_threads():
     return [one.name for one in threading.enumerate() if one.name == "redislock-sentinel"]
 
 
-def test_a_forked_child_has_a_listener_of_its_own(
-    watched: Watched, settings: Settings, key_prefix: str, spawn: Spawn
-) -> None:
+def test_a_forked_child_has_a_listener_of_its_own(watched, settings, key_prefix, spawn):
     watched.locks(settings, key_prefix)
     child = spawn(lock_in_fork)
     assert child.read() == [["redislock-sentinel"], ["redislock-sentinel"]]
 
 
-def lock_in_fork() -> None:
+def lock_in_fork():
     """In a child: lock, and lock again in a child of that; tell of the threads in both."""
     from tests.support.faults import in_fork
 
-    def locking() -> list[str]:
+    def locking():
         with distributed_lock(NAME):
             return listening_threads()
 
@@ -600,9 +576,7 @@ def lock_in_fork() -> None:
 # --- who may ask ---------------------------------------------------------------------------------
 
 
-def test_sentinels_and_servers_may_have_passwords_of_their_own(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+def test_sentinels_and_servers_may_have_passwords_of_their_own(make_watched, settings, key_prefix):
     watched = make_watched("valkey", password="of-data", sentinel_password="of-sentinels")
     locks = watched.locks(settings, key_prefix, TTL=12, WAIT=0)
     with Blocking() as threads, InLoop() as tasks:
@@ -624,9 +598,7 @@ def test_sentinels_and_servers_may_have_passwords_of_their_own(
                 assert not any(one in said for one in ("of-data", "of-sentinels", "a-wrong-one"))
 
 
-def test_sentinels_and_servers_may_speak_tls(
-    make_watched: MakeWatched, settings: Settings, key_prefix: str
-) -> None:
+def test_sentinels_and_servers_may_speak_tls(make_watched, settings, key_prefix):
     watched = make_watched("redis", tls=True)
     locks = watched.locks(settings, key_prefix)
     with Blocking() as threads, InLoop() as tasks:
@@ -637,10 +609,10 @@ def test_sentinels_and_servers_may_speak_tls(
         watched.ask(watched.sentinels[0], "FAILOVER", SERVICE)
         locks.redis = watched.client(watched.await_failover())
         for caller, lock in held:
-            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))  # type: ignore[misc]
+            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))
             assert is_held_by(locks, lease_of(lock))
             caller.release(lock)
-            wait_until(lambda lock=lock: is_left_clean(locks, lock.name))  # type: ignore[misc]
+            wait_until(lambda lock=lock: is_left_clean(locks, lock.name))
 
 
 @pytest.mark.parametrize(
@@ -651,22 +623,15 @@ def test_sentinels_and_servers_may_speak_tls(
     ],
 )
 def test_what_the_sentinels_or_servers_do_not_know_is_refused_at_once(
-    options: dict[str, Any],
-    says: str,
-    caller: Caller,
-    watched: Watched,
-    settings: Settings,
-    key_prefix: str,
-) -> None:
+    options, says, caller, watched, settings, key_prefix
+):
     locks = watched.locks(settings, key_prefix)
     locks.configure(**watched.setting(**options))
     with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
         caller.acquire(distributed_lock(NAME, wait=20))
 
 
-def test_an_address_that_is_no_sentinel_is_refused_at_once(
-    caller: Caller, watched: Watched, settings: Settings, key_prefix: str
-) -> None:
+def test_an_address_that_is_no_sentinel_is_refused_at_once(caller, watched, settings, key_prefix):
     locks = watched.locks(settings, key_prefix)
     locks.configure(LOCATION=[f"redis://{one.host}:{one.port}" for one in watched.servers])
     with takes(at_most=1), pytest.raises(LockUnavailable, match="this is no sentinel; LOCATION"):
@@ -674,9 +639,7 @@ def test_an_address_that_is_no_sentinel_is_refused_at_once(
 
 
 @pytest.mark.proves("R13")
-def test_a_server_that_says_it_is_no_master_is_not_asked(
-    caller: Caller, watched: Watched, settings: Settings, key_prefix: str
-) -> None:
+def test_a_server_that_says_it_is_no_master_is_not_asked(caller, watched, settings, key_prefix):
     """As for a moment in a failover: sentinels name who is about to become the master."""
     replica = watched.replicas[0]
     locks = watched.locks(settings, key_prefix, UNAVAILABLE_AFTER=0)
@@ -687,9 +650,7 @@ def test_a_server_that_says_it_is_no_master_is_not_asked(
             caller.acquire(distributed_lock(NAME, wait=0))
 
 
-def test_one_wrong_address_among_sentinels_does_no_harm(
-    caller: Caller, watched: Watched, settings: Settings, key_prefix: str
-) -> None:
+def test_one_wrong_address_among_sentinels_does_no_harm(caller, watched, settings, key_prefix):
     locks = watched.locks(settings, key_prefix)
     right = watched.setting()["LOCATION"]
     locks.configure(LOCATION=[watched.master.url.removesuffix("/0"), *right[:1]])

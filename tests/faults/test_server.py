@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -32,7 +32,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pytest_django import Settings
 
@@ -43,13 +43,13 @@ PATIENCE = TTL / 3  # The operation timeout that follows from it, without one of
 
 
 @pytest.fixture
-def own_server(make_server: MakeServer) -> Server:
+def own_server(make_server):
     """A server that may be broken in any way."""
     return make_server(enable_debug_command="yes")
 
 
 @pytest.fixture
-def locks(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Locks]:
+def locks(locks, own_server, settings):
     """Both aliases on a server of the test's own."""
     locks.on(own_server, TTL=TTL, WAIT=0, OPTIONS=PATIENT)
     add_rival(settings, locks)
@@ -61,17 +61,17 @@ def locks(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Lock
 # The server stalls
 
 
-def freeze(server: Server, seconds: float) -> None:
+def freeze(server, seconds):
     server.pause()
     threading.Timer(seconds, server.resume).start()
 
 
-def debug_sleep(server: Server, seconds: float) -> None:
+def debug_sleep(server, seconds):
     # The server answers nothing that is sent after this before it has slept.
     server.client().connection_pool.get_connection().send_command("DEBUG", "SLEEP", str(seconds))
 
 
-def pause_writes(server: Server, seconds: float) -> None:
+def pause_writes(server, seconds):
     server.client().client_pause(int(seconds * 1000), all=False)
 
 
@@ -136,28 +136,28 @@ def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
 # The server forgets
 
 
-def flushdb(locks: Locks, server: Server) -> None:
+def flushdb(locks, server):
     locks.redis.flushdb()
 
 
-def delete_by_hand(locks: Locks, server: Server) -> None:
+def delete_by_hand(locks, server):
     locks.redis.delete(keys_of(locks).lock)
 
 
-def restart(locks: Locks, server: Server) -> None:
+def restart(locks, server):
     server.restart(keep_data=False)
 
 
-def evict_first(locks: Locks, server: Server) -> None:
+def evict_first(locks, server):
     """The policies "volatile-*" choose among keys with a TTL: among locks."""
     _evict(locks, "volatile-ttl")
 
 
-def evict_any(locks: Locks, server: Server) -> None:
+def evict_any(locks, server):
     _evict(locks, "allkeys-random")
 
 
-def _evict(locks: Locks, policy: str) -> None:
+def _evict(locks, policy):
     client = locks.redis
     client.config_set("maxmemory-policy", policy)
     client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 100_000)
@@ -203,9 +203,7 @@ def test_r9_the_fence_grows_though_the_server_lost_its_record(
         assert fences < [*fences, lease.fence] == sorted({*fences, lease.fence})
 
 
-def test_asking_the_server_tells_at_once_that_the_lock_vanished(
-    caller: Caller, locks: Locks
-) -> None:
+def test_asking_the_server_tells_at_once_that_the_lock_vanished(caller, locks):
     with loses("expired"), caller.block(distributed_lock(NAME, renew=False)) as lease:
         locks.redis.flushdb()
         assert lease.held  # By our own clock.
@@ -216,9 +214,7 @@ def test_asking_the_server_tells_at_once_that_the_lock_vanished(
 
 @pytest.mark.proves("P3")
 @pytest.mark.no_permit("the bystander vanishes too")
-def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(
-    caller: Caller, locks: Locks
-) -> None:
+def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(caller, locks):
     lock, later = distributed_lock(NAME, renew=False), rival()
     caller.acquire(lock)
     locks.redis.flushdb()
@@ -228,9 +224,7 @@ def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(
     assert is_held_by(locks, lease_of(later))
 
 
-def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(
-    caller: Caller, locks: Locks
-) -> None:
+def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(caller, locks):
     with suppress(LockLost), rival(ttl=30):
         waiter = caller.begin_waiting(distributed_lock(NAME, wait=HUNG), locks)
         locks.redis.flushdb()
@@ -269,12 +263,12 @@ def test_r12_a_flushed_script_is_sent_again_without_script_load(
 Commands = list[tuple[str | int, ...]]
 
 
-def script_that_never_ends(server: Server) -> Commands:
+def script_that_never_ends(server):
     client = server.client(socket_timeout=30)
     in_thread(lambda: client.eval("while true do end", 0))
     probe = server.client()
 
-    def is_busy() -> bool:
+    def is_busy():
         try:
             return not probe.ping()
         except redis.ResponseError as error:
@@ -284,8 +278,8 @@ def script_that_never_ends(server: Server) -> Commands:
     return [("SCRIPT", "KILL")]
 
 
-def send(*commands: tuple[str | int, ...], heal: Commands) -> Callable[[Server], Commands]:
-    def trouble(server: Server) -> Commands:
+def send(*commands, heal):
+    def trouble(server):
         client = server.client()
         for command in commands:
             client.execute_command(*command)
@@ -295,14 +289,14 @@ def send(*commands: tuple[str | int, ...], heal: Commands) -> Callable[[Server],
     return trouble
 
 
-def config(name: str, value: object, healed: object) -> Callable[[Server], Commands]:
+def config(name, value, healed):
     return send(("CONFIG", "SET", name, str(value)), heal=[("CONFIG", "SET", name, str(healed))])
 
 
 NO_MASTER = ("REPLICAOF", "127.0.0.1", 1)
 NO_STALE_DATA = ("CONFIG", "SET", "replica-serve-stale-data", "no")
 
-TRANSIENT: dict[str, Callable[[Server], Commands]] = {
+TRANSIENT = {
     "READONLY": send(NO_MASTER, heal=[("REPLICAOF", "NO", "ONE")]),
     "MASTERDOWN": send(NO_MASTER, NO_STALE_DATA, heal=[("REPLICAOF", "NO", "ONE")]),
     "NOREPLICAS": config("min-replicas-to-write", 1, 0),
@@ -311,24 +305,24 @@ TRANSIENT: dict[str, Callable[[Server], Commands]] = {
 }
 
 
-def wrong_type(server: Server, locks: Locks) -> None:
+def wrong_type(server, locks):
     locks.redis.rpush(keys_of(locks).lock, "by hand")
     locks.redis.expire(keys_of(locks).lock, 60)
 
 
-def out_of_memory(server: Server, locks: Locks) -> None:
+def out_of_memory(server, locks):
     locks.redis.config_set("maxmemory", 1)
 
 
-def password_wanted(server: Server, locks: Locks) -> None:
+def password_wanted(server, locks):
     locks.redis.config_set("requirepass", "secret")
 
 
-def no_rights(server: Server, locks: Locks) -> None:
+def no_rights(server, locks):
     locks.redis.execute_command("ACL", "SETUSER", "default", "-get")
 
 
-REFUSALS: dict[str, Callable[[Server, Locks], None]] = {
+REFUSALS = {
     "WRONGTYPE": wrong_type,
     "OOM": out_of_memory,
     "NOAUTH": password_wanted,
@@ -343,7 +337,7 @@ refusals = pytest.mark.parametrize(
 )
 
 
-def heal(server: Server, locks: Locks, commands: Commands) -> None:
+def heal(server, locks, commands):
     for command in commands:
         locks.redis.execute_command(*command)
 
@@ -365,9 +359,7 @@ def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
     heal(own_server, locks, healing)
 
 
-def await_the_end_of(
-    trouble: Callable[[Server], Commands], caller: Caller, locks: Locks, own_server: Server
-) -> None:
+def await_the_end_of(trouble, caller, locks, own_server):
     """Acquire a lock while the server is in trouble, and is healed meanwhile."""
     locks.redis.config_set("busy-reply-threshold", 50)
     healing = trouble(own_server)
@@ -393,8 +385,8 @@ def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
 
 @pytest.mark.proves("R13")
 def test_r13_a_busy_server_is_tried_again_by_a_connection_that_selects_a_database_too(
-    caller: Caller, locks: Locks, own_server: Server
-) -> None:
+    caller, locks, own_server
+):
     locks.configure(LOCATION=f"{own_server.url.removesuffix('0')}1", UNAVAILABLE_AFTER=math.inf)
     await_the_end_of(script_that_never_ends, caller, locks, own_server)
 
@@ -417,9 +409,7 @@ def test_r7_renewal_outlives_a_transient_error(
 
 
 @pytest.mark.proves("R7")
-def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(
-    locks: Locks, own_server: Server
-) -> None:
+def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(locks, own_server):
     healing = []
     with loses("unreachable"), distributed_lock(NAME) as lease:
         healing = TRANSIENT["READONLY"](own_server)
@@ -444,9 +434,7 @@ def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
 
 
 @pytest.mark.proves("R13")
-def test_r13_a_node_of_a_cluster_is_named_as_the_problem(
-    locks: Locks, make_server: MakeServer
-) -> None:
+def test_r13_a_node_of_a_cluster_is_named_as_the_problem(locks, make_server):
     node = make_server(cluster_enabled="yes", cluster_port=free_port())
     client = node.client()
     client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
@@ -478,7 +466,7 @@ def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
         assert is_held_by(locks, lease)
 
 
-def _is_loading(server: Server) -> bool:
+def _is_loading(server):
     try:
         server.client().ping()
     except redis.BusyLoadingError:
@@ -571,8 +559,8 @@ def test_a_server_that_refuses_to_write_hands_nothing_over(
     assert waiter.result(if_rung)
 
 
-def test_a_reply_that_sends_us_to_another_server_is_no_answer(locks: Locks) -> None:
-    server: Any = backends["default"]
+def test_a_reply_that_sends_us_to_another_server_is_no_answer(locks):
+    server = backends["default"]
     locks.redis.config_set("min-replicas-to-write", 1)
     with pytest.raises(LockUnavailable, match="NOREPLICAS"):
         server.commands(("PING",), ("DEL", NAME))
@@ -582,16 +570,16 @@ def test_a_reply_that_sends_us_to_another_server_is_no_answer(locks: Locks) -> N
 
 @pytest.mark.proves("R1", "R4", "R13")
 def test_r4_a_reply_that_is_none_is_no_refusal_and_leaves_no_lease(
-    caller: Caller, locks: Locks, own_server: Server, make_proxy: MakeProxy
-) -> None:
+    caller, locks, own_server, make_proxy
+):
     """The command may have been carried out, as when a proxy fails amid its reply."""
     proxy = make_proxy(own_server)
     locks.on(proxy, TTL=20, OPTIONS=PATIENT)
     with caller.block(distributed_lock("before")):
         pass
-    replies: list[bytes] = []
+    replies = []
 
-    def spoil_the_first(reply: bytes) -> bytes:
+    def spoil_the_first(reply):
         replies.append(reply)
         return reply if replies[1:] else b"HTTP/1.1 502 Bad Gateway\r\n"
 
@@ -624,13 +612,13 @@ def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
 # The server is too old
 
 
-def aged(reply: bytes) -> bytes:
+def aged(reply):
     """The answer of a server to HELLO as Redis 6.2 gives it."""
     reply = re.sub(rb"\$\d+\r\n(redis|valkey)\r\n", b"$5\r\nredis\r\n", reply, count=1)
     return re.sub(rb"(\$7\r\nversion\r\n)\$\d+\r\n[^\r]+", rb"\1$6\r\n6.2.14", reply)
 
 
-def without_hello(reply: bytes) -> bytes:
+def without_hello(reply):
     """The same of Redis 5."""
     return b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n"
 

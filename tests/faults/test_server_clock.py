@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,8 +16,8 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Caller
 
 if TYPE_CHECKING:
-    from tests.conftest import Locks, MakeServer, Spawn
-    from tests.support.servers import Kind, Server
+    from tests.conftest import Locks
+    from tests.support.servers import Server
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,14 +28,14 @@ HOUR = 3600
 
 
 @pytest.fixture
-def server(server_kind: Kind, make_server: MakeServer, locks: Locks) -> Server:
+def server(server_kind, make_server, locks):
     """A server whose clock can be set, for the locks of this test."""
     server = make_server(server_kind, movable_clock=True)
     locks.on(server, TTL=6, WAIT=HUNG)
     return server
 
 
-def seen() -> held.HeldLock:
+def seen():
     """The lock, which must be held."""
     found = held.get(NAME)
     assert found is not None
@@ -58,9 +58,7 @@ def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(
 
 
 @pytest.mark.proves("R9")
-def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(
-    server: Server, locks: Locks, caller: Caller
-) -> None:
+def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(server, locks, caller):
     first = distributed_lock(NAME)
     assert first.acquire()
     fences = [seen().fence or 0]
@@ -83,11 +81,9 @@ def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(
 
 
 @pytest.mark.proves("R9")
-def test_the_fence_of_a_name_grows_after_its_release_whatever_other_names_do(
-    server: Server, locks: Locks, caller: Caller
-) -> None:
+def test_the_fence_of_a_name_grows_after_its_release_whatever_other_names_do(server, locks, caller):
     """Of the lease before, nothing but the mark of all names is left."""
-    fences: dict[str, list[int]] = {NAME: [], "report": []}
+    fences = {NAME: [], "report": []}
     for shift in (0, -HOUR, -2 * HOUR, HOUR, 0):
         server.shift_clock(shift)
         for name, seen_fences in fences.items():
@@ -98,9 +94,7 @@ def test_the_fence_of_a_name_grows_after_its_release_whatever_other_names_do(
 
 
 @pytest.mark.proves("R9")
-def test_the_fence_of_a_hand_over_is_greater_than_those_of_other_names_too(
-    server: Server, locks: Locks, caller: Caller
-) -> None:
+def test_the_fence_of_a_hand_over_is_greater_than_those_of_other_names_too(server, locks, caller):
     first, waiter = distributed_lock(NAME), distributed_lock(NAME)
     assert first.acquire()
     waits = caller.begin_waiting(waiter, locks)
@@ -119,8 +113,8 @@ def test_the_fence_of_a_hand_over_is_greater_than_those_of_other_names_too(
 @pytest.mark.proves("N3")
 @pytest.mark.no_permit("the lease of the bystander stands out too")
 def test_a_dead_holders_lock_stays_longer_stands_out_and_can_be_released(
-    server: Server, locks: Locks, spawn: Spawn, caller: Caller
-) -> None:
+    server, locks, spawn, caller
+):
     child = spawn(hold, ttl=6)
     child.read()
     child.kill()
@@ -140,9 +134,7 @@ def test_a_dead_holders_lock_stays_longer_stands_out_and_can_be_released(
     caller.release(waiter)
 
 
-def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(
-    server: Server, locks: Locks, spawn: Spawn
-) -> None:
+def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(server, locks, spawn):
     lock = distributed_lock(NAME)
     assert lock.acquire()
     child = spawn(hold, ttl=6)
@@ -159,8 +151,8 @@ def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(
 
 
 def test_min_hold_is_not_longer_than_asked_for_if_the_clock_was_set_back_before_its_end(
-    server: Server, locks: Locks, caller: Caller
-) -> None:
+    server, locks, caller
+):
     with caller.block(distributed_lock(NAME, min_hold=5.0)):
         server.shift_clock(-HOUR)
     assert seen().state == "cooling"
@@ -168,9 +160,7 @@ def test_min_hold_is_not_longer_than_asked_for_if_the_clock_was_set_back_before_
         wait_until(lambda: held.get(NAME) is None)
 
 
-def test_a_lock_that_was_taken_before_is_still_excluded_and_listed(
-    server: Server, locks: Locks, caller: Caller, settings: Any
-) -> None:
+def test_a_lock_that_was_taken_before_is_still_excluded_and_listed(server, locks, caller, settings):
     with held_by_other(NAME, ttl=60):
         server.shift_clock(-HOUR)
         assert not caller.acquire(distributed_lock(NAME, wait=0))

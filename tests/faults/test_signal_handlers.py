@@ -12,7 +12,7 @@ import itertools
 import random
 import signal as os_signals
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.db.backends.signals import connection_created
@@ -33,10 +33,7 @@ from tests.support.servers import KIND
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks, Spawn
-    from tests.support.servers import Server
+    from tests.conftest import Spawn
 
 SIGNALS = 1000  # Enough to meet each mutex: one in fifty found one.
 
@@ -48,21 +45,21 @@ class Interrupted(Exception):
 class Dropped:
     """Garbage that only the collector finds, and that holds a lock until then."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.me = self
         self.lock = distributed_lock(name, ttl=60, wait=0)
         self.lock.acquire()
 
-    def __del__(self) -> None:
+    def __del__(self):
         with suppress(LockError):
             self.lock.release()
 
 
-def note(**news: object) -> None:
+def note(**news):
     """What is told of locks by signals of Django's."""
 
 
-def use_locks_in_handlers(count: int) -> None:
+def use_locks_in_handlers(count):
     """In a child: a busy main thread, and a handler that uses locks each millisecond or so."""
     faulthandler.dump_traceback_later(0.8 * HUNG, exit=True)
     gc.set_threshold(30, 2, 2)
@@ -74,27 +71,27 @@ def use_locks_in_handlers(count: int) -> None:
     lease = kept.lease
     assert lease is not None
 
-    def take_any() -> None:
+    def take_any():
         with distributed_lock(random.choice(names), wait=0, ttl=random.choice([1, 60])):
             pass
 
-    def take_another() -> None:
+    def take_another():
         lock = distributed_lock(f"tombola:{next(numbers)}", ttl=60)
         assert lock.acquire()
         lock.release()
 
-    def nest() -> None:
+    def nest():
         with distributed_lock("kept", reentrant=True):
             pass
 
-    def look() -> None:
+    def look():
         assert lease.held
         assert kept.locked()
         assert not distributed_lock("never").locked()
 
-    acts: list[Callable[[], object]] = [take_any, take_another, nest, look, lease.renew]
+    acts = [take_any, take_another, nest, look, lease.renew]
 
-    def handle(*_: Any) -> None:
+    def handle(*_):
         nonlocal handled, may_raise
         handled += 1
         try:
@@ -107,7 +104,7 @@ def use_locks_in_handlers(count: int) -> None:
             if handled < count:
                 os_signals.setitimer(os_signals.ITIMER_REAL, random.uniform(0.0002, 0.002))
 
-    def work() -> None:
+    def work():
         nonlocal may_raise
         may_raise = raises
         for name in names:
@@ -116,7 +113,7 @@ def use_locks_in_handlers(count: int) -> None:
             Dropped(f"dropped:{next(numbers)}")
         may_raise = False
 
-    def work_until(end: int) -> None:
+    def work_until(end):
         os_signals.setitimer(os_signals.ITIMER_REAL, 0.001)
         while handled < end:
             with suppress(Interrupted, LockError):
@@ -148,25 +145,25 @@ def test_a_handler_that_uses_locks_never_waits_for_the_thread_that_it_interrupts
 class InterruptedMutex:
     """That of a signal of Django's: as soon as this thread has it, a handler uses a lock."""
 
-    def __init__(self, mutex: Any) -> None:
+    def __init__(self, mutex):
         self._mutex = mutex
         self.was_interrupted = False
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         self._mutex.acquire()
         self.was_interrupted = True
         with distributed_lock("handler", wait=0):
             pass
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc):
         self._mutex.release()
 
 
 @pytest.mark.timeout(HUNG)
 @pytest.mark.parametrize("is_ready", [True, False], ids=["with the app", "before the app is ready"])
 def test_a_handler_may_interrupt_where_new_connections_of_databases_are_listened_for(
-    is_ready: bool, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    is_ready, locks, monkeypatch
+):
     monkeypatch.setattr(transactions, "of_this_thread", transactions._ThisThread())
     monkeypatch.setattr(transactions, "_listening", is_ready)
     mutex = InterruptedMutex(connection_created.lock)
@@ -183,8 +180,8 @@ def test_a_handler_may_interrupt_where_new_connections_of_databases_are_listened
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_time_limit_that_raises_timeout_error_ends_a_call_to_a_silent_server(
-    locks: Locks, own_server: Server, protocol: int
-) -> None:
+    locks, own_server, protocol
+):
     locks.on(own_server, OPTIONS={"protocol": protocol, "socket_timeout": HUNG})
     lock = distributed_lock("lottery", ttl=4 * HUNG)
     lock.acquire()
@@ -196,9 +193,7 @@ def test_a_time_limit_that_raises_timeout_error_ends_a_call_to_a_silent_server(
                 call()
 
 
-def test_a_server_is_unavailable_also_while_the_error_of_a_handler_is_handled(
-    locks: Locks, own_server: Server
-) -> None:
+def test_a_server_is_unavailable_also_while_the_error_of_a_handler_is_handled(locks, own_server):
     locks.on(own_server)
     with alarm(ConnectionError) as set_alarm:
         try:

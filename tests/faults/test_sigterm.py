@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,14 +19,12 @@ from tests.support.processes import say
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.conftest import Locks, Spawn
+    pass
 
 TTL = 60  # Seconds: that no test waits for.
 
 
-def go_on() -> None:
+def go_on():
     """In a child, until a signal ends it."""
     while True:
         time.sleep(0.01)
@@ -40,7 +38,7 @@ def hold() -> None:
         go_on()
 
 
-def hold_and_fork() -> None:
+def hold_and_fork():
     """In a child, whose own child inherits the block."""
     with release_on_sigterm(), distributed_lock("lottery", ttl=TTL):
         pid = os.fork()
@@ -55,7 +53,7 @@ def hold_and_fork() -> None:
         go_on()
 
 
-async def ahold() -> None:
+async def ahold():
     """In a child."""
     with release_on_sigterm():
         async with distributed_lock("lottery", ttl=TTL):
@@ -63,7 +61,7 @@ async def ahold() -> None:
             await asyncio.sleep(TTL)
 
 
-def hold_with_care() -> None:
+def hold_with_care():
     """In a child: SIGTERM comes once more while it cleans up."""
     with release_on_sigterm(), distributed_lock("lottery", ttl=TTL):
         try:
@@ -74,7 +72,7 @@ def hold_with_care() -> None:
             go_on()
 
 
-def wait() -> None:
+def wait():
     """In a child, which has time to leave the queue."""
     flows.UNDO_WITHIN = HUNG
     with release_on_sigterm():
@@ -84,10 +82,8 @@ def wait() -> None:
 
 
 @pytest.mark.parametrize("work", [hold, ahold])
-def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(
-    work: object, locks: Locks, spawn: Spawn
-) -> None:
-    child = spawn(work)  # type: ignore[arg-type]
+def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(work, locks, spawn):
+    child = spawn(work)
     assert child.read() == "held"
     os.kill(child.pid, signal.SIGTERM)
     assert child.wait() == 143
@@ -95,7 +91,7 @@ def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(
     assert distributed_lock("lottery", wait=0).acquire()
 
 
-def test_sigterm_while_it_waits_leaves_the_queue(locks: Locks, spawn: Spawn) -> None:
+def test_sigterm_while_it_waits_leaves_the_queue(locks, spawn):
     locks.configure(OPTIONS=UNHURRIED)
     with distributed_lock("lottery"):
         child = spawn(wait)
@@ -107,7 +103,7 @@ def test_sigterm_while_it_waits_leaves_the_queue(locks: Locks, spawn: Spawn) -> 
         assert lock.waiters == 0
 
 
-def test_a_second_sigterm_still_frees_the_lock(locks: Locks, spawn: Spawn) -> None:
+def test_a_second_sigterm_still_frees_the_lock(locks, spawn):
     child = spawn(hold_with_care)
     for said in ("held", "cleaning up"):
         assert child.read() == said
@@ -116,7 +112,7 @@ def test_a_second_sigterm_still_frees_the_lock(locks: Locks, spawn: Spawn) -> No
     assert held.get("lottery") is None
 
 
-def test_a_forked_child_dies_as_it_would_without_it(locks: Locks, spawn: Spawn) -> None:
+def test_a_forked_child_dies_as_it_would_without_it(locks, spawn):
     child = spawn(hold_and_fork)
     os.kill(child.read(), signal.SIGTERM)
     assert child.read() == -signal.SIGTERM
@@ -126,18 +122,18 @@ def test_a_forked_child_dies_as_it_would_without_it(locks: Locks, spawn: Spawn) 
     assert held.get("lottery") is None
 
 
-def test_afterwards_sigterm_does_what_it_did_before() -> None:
+def test_afterwards_sigterm_does_what_it_did_before():
     before = signal.getsignal(signal.SIGTERM)
     with release_on_sigterm():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_in_another_thread_it_changes_nothing() -> None:
+def test_in_another_thread_it_changes_nothing():
     before = signal.getsignal(signal.SIGTERM)
     handlers = []
 
-    def run() -> None:
+    def run():
         with release_on_sigterm():
             handlers.append(signal.getsignal(signal.SIGTERM))
 
@@ -147,16 +143,16 @@ def test_in_another_thread_it_changes_nothing() -> None:
     assert handlers == [before]
 
 
-async def awaited() -> None:
+async def awaited():
     """A body that runs after the call."""
 
 
-def generates() -> Iterator[int]:
+def generates():
     """Another one."""
     yield 1
 
 
 @pytest.mark.parametrize("function", [awaited, generates])
-def test_it_decorates_no_function_whose_body_runs_after_the_call(function: Any) -> None:
+def test_it_decorates_no_function_whose_body_runs_after_the_call(function):
     with pytest.raises(TypeError, match=rf"decorate {function.__name__}\(\).*asyncio\.run"):
         release_on_sigterm()(function)

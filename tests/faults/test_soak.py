@@ -6,18 +6,12 @@ import asyncio
 import random
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock import LockError, distributed_lock
 from tests.support.soak import soak
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from django_redislock import Lease
-    from tests.conftest import Locks, MakeServer
-    from tests.support.proxy import Proxy
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +23,7 @@ TTL = 2.0
 
 
 @pytest.mark.proves("P1", "P2", "P4", "R9")
-def test_a_soak_finds_nothing_wrong(make_server: MakeServer) -> None:
+def test_a_soak_finds_nothing_wrong(make_server):
     findings = soak(make_server(), seconds=20, ttl=TTL, leases=60)
     print(findings)
     assert findings.grants > 50
@@ -47,7 +41,7 @@ def test_a_soak_finds_nothing_wrong(make_server: MakeServer) -> None:
 
 
 @pytest.mark.proves("P1", "P4")
-def test_the_same_soak_finds_the_lock_of_redis_py_wanting(make_server: MakeServer) -> None:
+def test_the_same_soak_finds_the_lock_of_redis_py_wanting(make_server):
     server = make_server()
     found = 0
     for seed in range(5):  # Usually the first shows it: 2 or 3 false busy.
@@ -65,22 +59,20 @@ def test_the_same_soak_finds_the_lock_of_redis_py_wanting(make_server: MakeServe
     [(HUNG, ()), (TTL, ("cut_before", "cut_after", "delayreply:0.3"))],
     ids=["interrupts", "faults"],
 )
-async def test_permits_are_never_too_many_and_none_is_lost(
-    ttl: float, faults: tuple[str, ...], locks: Locks, proxy: Proxy
-) -> None:
+async def test_permits_are_never_too_many_and_none_is_lost(ttl, faults, locks, proxy):
     locks.on(proxy, TTL=ttl, WAIT=2)
     for fault in faults:
         proxy.rule("*", fault, times=None, probability=0.03)
-    leases: list[Lease] = []
+    leases = []
     until, dice = time.monotonic() + 3, random.Random(1)
 
-    def is_granted(lease: Lease) -> None:
+    def is_granted(lease):
         leases.append(lease)
         permits = [one.permit for one in leases[:] if one.held]
         assert len(permits) <= 3
         assert len(set(permits)) == len(permits)
 
-    async def task() -> None:
+    async def task():
         while time.monotonic() < until:
             # Some are interrupted at any moment: as they ask, wait, are granted, or release.
             with suppress(LockError, TimeoutError):
@@ -91,7 +83,7 @@ async def test_permits_are_never_too_many_and_none_is_lost(
                     is_granted(lease)
                     await asyncio.sleep(dice.random() / 50)
 
-    def thread() -> None:
+    def thread():
         while time.monotonic() < until:
             with suppress(LockError), distributed_lock("gpu", limit=3) as lease:
                 is_granted(lease)
@@ -104,7 +96,7 @@ async def test_permits_are_never_too_many_and_none_is_lost(
     assert {lease.permit for lease in leases} == {1, 2, 3}
     assert len({lease.fence for lease in leases}) == len(leases) > 30
 
-    def left() -> list[bytes]:
+    def left():
         return [key for key in locks.keys() if b":lock" in key or b":waiting" in key]  # noqa: SIM118
 
     proxy.clear_rules()

@@ -13,7 +13,7 @@ import tempfile
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,11 +23,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
+    pass
 
 UWSGI = shutil.which("uwsgi", path=str(Path(sys.executable).parent))
 
@@ -37,7 +33,7 @@ WORKERS = 3
 
 
 @pytest.fixture
-def uwsgi(locks: Locks, settings: Settings) -> Iterator[str]:
+def uwsgi(locks, settings):
     """A site of several workers, all forked from a master that has used locks; its socket."""
     locks.configure(TTL=3, WAIT=HUNG)
     assert UWSGI is not None
@@ -67,18 +63,18 @@ def uwsgi(locks: Locks, settings: Settings) -> Iterator[str]:
                 print(log_file.read_text())
 
 
-def listens(address: Path) -> bool:
+def listens(address):
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(address)) == 0
 
 
-def terminated(master: subprocess.Popen[bytes]) -> bool:
+def terminated(master):
     """Whether it has ended; else it is told to. Before its loop begins, uWSGI loses a signal."""
     master.terminate()
     return master.poll() is not None
 
 
-def get(address: str, path: str) -> dict[str, Any]:
+def get(address, path):
     """What the site says to one request."""
     with closing(http.client.HTTPConnection("localhost", timeout=HUNG)) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -88,12 +84,11 @@ def get(address: str, path: str) -> dict[str, Any]:
         response = connection.getresponse()
         body = response.read()
     assert response.status == 200, body
-    said: dict[str, Any] = json.loads(body)
-    return said
+    return json.loads(body)
 
 
 @pytest.mark.proves("P10", "R8")
-def test_workers_forked_in_c_have_connections_and_a_watchdog_of_their_own(uwsgi: str) -> None:
+def test_workers_forked_in_c_have_connections_and_a_watchdog_of_their_own(uwsgi):
     paths = [f"/{number}" for number in range(2 * WORKERS)]
     requests = [in_thread(partial(get, uwsgi, path)) for path in paths]
     answers = [request.result(HUNG) for request in requests]

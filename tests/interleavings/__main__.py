@@ -6,15 +6,11 @@ import argparse
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tests.interleavings.scenarios import Scenario
 
 TRIES_PER_SECOND = 4  # By chance, beside the ways that were searched one after the other.
 
 
-def main() -> int:
+def main():
     """Lead the threads of each scenario, print what was found, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make interleavings")
     parser.add_argument("--seconds", type=float, default=20.0, help="at most, for each search")
@@ -45,12 +41,12 @@ def main() -> int:
     return int(is_wrong)
 
 
-def _explore(scenario: type[Scenario], seconds: float, seed: int) -> tuple[str, str]:
+def _explore(scenario, seconds, seed):
     """Search for what breaks a scenario: how that came about, "" if nothing; and in a line."""
     import frontrun
 
     tries = max(int(seconds * TRIES_PER_SECOND) // scenario.share, 1)
-    searches: dict[str, dict[str, Any]] = {
+    searches = {
         "dpor": {"total_timeout": seconds, "max_executions": 1_000_000},
         "random": {"max_attempts": tries, "max_ops": 200_000, "seed": seed},
     }

@@ -26,16 +26,16 @@ class Book:
     fences: list[int] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
 
-    def begins(self, fence: int) -> None:
+    def begins(self, fence):
         self.inside += 1
         self.most = max(self.most, self.inside)
         self.fences.append(fence)
 
-    def ends(self) -> None:
+    def ends(self):
         self.inside -= 1
 
     @property
-    def wrong(self) -> list[str]:
+    def wrong(self):
         """What must not be."""
         found = [repr(error) for error in self.errors]
         if self.most > 1:
@@ -45,14 +45,14 @@ class Book:
         return found
 
 
-def use_for(seconds: float) -> Book:
+def use_for(seconds):
     """Let nine threads and two event loops use the lock, with Django set up."""
     from django_redislock import distributed_lock
 
     book, until = Book(), time.monotonic() + seconds
     shared = distributed_lock("shared")  # One handle in several threads.
 
-    def block() -> None:
+    def block():
         mine = f"of {threading.get_ident()}"
         while time.monotonic() < until:
             with distributed_lock(NAME) as lease:
@@ -62,17 +62,17 @@ def use_for(seconds: float) -> Book:
             with shared, distributed_lock(mine) as lease:
                 lease.ensure_held()
 
-    async def wait() -> None:
+    async def wait():
         while time.monotonic() < until:
             async with distributed_lock(NAME) as lease:
                 book.begins(lease.fence)
                 await asyncio.sleep(0)
                 book.ends()
 
-    async def loop() -> None:
+    async def loop():
         await asyncio.gather(*(wait() for _ in range(4)))
 
-    def run(number: int) -> None:
+    def run(number):
         try:
             block() if number < 9 else asyncio.run(loop())
         except BaseException as error:
@@ -86,7 +86,7 @@ def use_for(seconds: float) -> Book:
     return book
 
 
-def main() -> int:
+def main():
     """Start a server, use the lock, print what was found, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.interleavings.free_threads")
     parser.add_argument("--seconds", type=float, default=15.0)

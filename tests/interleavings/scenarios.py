@@ -22,7 +22,6 @@ from django_redislock.backends.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from django_redislock.lock import Lock
 
 PATIENCE = 60.0  # Seconds of a clock that only goes on when no thread can: that is for ever.
 
@@ -33,10 +32,10 @@ class Scenario:
     threads: ClassVar[Sequence[Callable[[Any], None]]]
     share: ClassVar[int] = 1  # Of so many tries it gets one: a long way is led slowly.
 
-    def __init__(self) -> None:
-        self.wrong: list[str] = []
+    def __init__(self):
+        self.wrong = []
 
-    def holds(self) -> bool:
+    def holds(self):
         """Whether all is as it must be, when all threads are done."""
         return not self.wrong
 
@@ -47,13 +46,13 @@ class Scenario:
 class Wire:
     """What the pool lends: no socket, but it notes whether two threads use it."""
 
-    def __init__(self) -> None:
-        self.rings: deque[bytes] = deque()
-        self.room: Room | None = None
+    def __init__(self):
+        self.rings = deque()
+        self.room = None
         self.is_open = True
         self.users = 0
 
-    def close(self) -> None:
+    def close(self):
         self.is_open = False
 
     cut = abandon = close
@@ -64,22 +63,22 @@ class PoolOfTwo(Scenario):
 
     pool_type: ClassVar[type[Pool[Wire]]] = Pool
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.made: list[Wire] = []
+        self.made = []
         self.pool = self.pool_type(self._dial, 2)
 
-    def _dial(self, _seconds: float) -> Wire:
+    def _dial(self, _seconds):
         wire = Wire()
         self.made.append(wire)
         if len(self._open()) > 2:
             self.wrong.append("a third connection was opened")
         return wire
 
-    def _open(self) -> list[Wire]:
+    def _open(self):
         return [wire for wire in self.made if wire.is_open]
 
-    def borrow(self, give: Callable[[Wire], None]) -> None:
+    def borrow(self, give):
         try:
             wire = self.pool.take(PATIENCE)
         except Exhausted:
@@ -93,17 +92,17 @@ class PoolOfTwo(Scenario):
         wire.users -= 1
         give(wire)
 
-    def use(self) -> None:
+    def use(self):
         self.borrow(self.pool.give)
 
-    def drop(self) -> None:
+    def drop(self):
         self.borrow(self.pool.drop)
 
-    def wait_for_a_lock(self) -> None:
+    def wait_for_a_lock(self):
         with suppress(Crowded):
             self.pool.give(self.pool.take(PATIENCE, to_wait=True))
 
-    def holds(self) -> bool:
+    def holds(self):
         idle, room = len(self.pool._idle), len(self.pool._taken)
         return super().holds() and idle == room == len(self._open())
 
@@ -128,21 +127,21 @@ class TwoOfEach(Scenario):
 
     inbox_type: ClassVar[type[Inbox[int]]] = Inbox
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inbox = self.inbox_type()
-        self.got: list[int] = []
+        self.got = []
 
-    def put(self) -> None:
+    def put(self):
         self.inbox.put(1)
 
-    def get(self) -> None:
+    def get(self):
         try:
             self.got.append(self.inbox.get(PATIENCE))
         except Empty:
             self.wrong.append("a thread was not woken")
 
-    def holds(self) -> bool:
+    def holds(self):
         return super().holds() and self.got == [1, 1] and self.inbox.empty()
 
     threads = put, put, get, get
@@ -154,23 +153,23 @@ class TwoOfEach(Scenario):
 class Led(Watchdog):
     """Its thread is one of the scenario's, and only notes the leases that are due."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         backend = SimpleNamespace(
             alias="default", clock=clock.now, operation_timeout=lambda ttl: ttl / 3
         )
-        super().__init__(backend, SimpleNamespace(close_watchdog=lambda: None))  # type: ignore[arg-type]
+        super().__init__(backend, SimpleNamespace(close_watchdog=lambda: None))
         self.starts = 0
-        self.seen: list[Any] = []
+        self.seen = []
 
-    def _start_thread(self, name: str) -> None:
+    def _start_thread(self, name):
         self.starts += 1
 
-    def _renew(self, leases: list[Any]) -> None:
+    def _renew(self, leases):
         for lease in leases:
             self.seen.append(lease)
             lease.state.is_active = False
 
-    def run(self) -> None:
+    def run(self):
         self._run()
 
 
@@ -179,7 +178,7 @@ class Watched:
 
     name = "lottery"
 
-    def __init__(self) -> None:
+    def __init__(self):
         now = clock.now()
         self.state = SimpleNamespace(
             token=str(id(self)), ttl=3.0, granted_at=now, deadline=now + 3, ends=now + 3,
@@ -193,25 +192,25 @@ class WatchdogThatEnds(Scenario):
     watched: ClassVar[int] = 1
     watchdog_type: ClassVar[type[Led]] = Led
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.watchdog = self.watchdog_type()
         self.watchdog.retire()  # So it ends whenever it has nothing to do.
         self.leases = [Watched() for _ in range(self.watched)]
 
-    def watch(self, which: int) -> None:
-        self.watchdog.watch(self.leases[which])  # type: ignore[arg-type]
+    def watch(self, which):
+        self.watchdog.watch(self.leases[which])
 
-    def first(self) -> None:
+    def first(self):
         self.watch(0)
 
-    def last(self) -> None:
+    def last(self):
         self.watch(1)
 
-    def run(self) -> None:
+    def run(self):
         self.watchdog.run()
 
-    def holds(self) -> bool:
+    def holds(self):
         unseen = {*self.leases} - {*self.watchdog.seen}
         left = {reference() for _, reference in self.watchdog._new}
         # What is left is taken in by a thread that was asked for, and is not one of these.
@@ -235,15 +234,15 @@ class SharedHandle(Scenario):
 
     share = 20
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         # The watchdog has a scenario of its own; here its thread could not be led.
-        backends["default"].watch = lambda lease, due=None: None  # type: ignore[method-assign]
-        self.lock: Lock = distributed_lock("lottery", wait=PATIENCE)
+        backends["default"].watch = lambda lease, due=None: None
+        self.lock = distributed_lock("lottery", wait=PATIENCE)
         self.inside = 0
-        self.fences: list[int] = []
+        self.fences = []
 
-    def enter(self) -> None:
+    def enter(self):
         with self.lock as lease:
             self.inside += 1
             if self.inside > 1:
@@ -255,7 +254,7 @@ class SharedHandle(Scenario):
         if self.lock.lease is not None:
             self.wrong.append("a lease is left")
 
-    def holds(self) -> bool:
+    def holds(self):
         return super().holds() and self.fences == sorted({*self.fences}) and len(self.fences) == 3
 
     threads = (enter,) * 3
@@ -278,7 +277,7 @@ SCENARIOS = (
 class LooksThenTakes(Pool[Wire]):
     """Of two threads that look at the same time, both take the last room."""
 
-    def _new_room(self) -> Room | None:
+    def _new_room(self):
         if not self._has_room():
             return None
         room = Room()
@@ -289,17 +288,17 @@ class LooksThenTakes(Pool[Wire]):
 class GivesBackOnly(Pool[Wire]):
     """A connection that is returned is not handed to a thread that waits."""
 
-    def give(self, connection: Wire) -> None:
+    def give(self, connection):
         self._idle.append(connection)
 
-    def _serve(self) -> None:
+    def _serve(self):
         pass
 
 
 class RingsOnce(Inbox[int]):
     """What is left does not ring for the next thread: two items may be one ring."""
 
-    def get(self, timeout: float | None = None) -> int:
+    def get(self, timeout=None):
         while True:
             if not self._bell.acquire(timeout=-1 if timeout is None else timeout):
                 raise Empty
@@ -310,9 +309,9 @@ class RingsOnce(Inbox[int]):
 class EndsAtOnce(Led):
     """Its thread does not look whether a lease came while it ended."""
 
-    def _run(self) -> None:
+    def _run(self):
         if self._running.acquire(blocking=False):
-            self._thread = self  # type: ignore[assignment]
+            self._thread = self
             while self._round():
                 pass
             self._running.release()

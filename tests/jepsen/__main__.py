@@ -9,13 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests import ROOT
 from tests.jepsen import rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGE = ROOT / "docs" / "jepsen.md"
 BEGIN = "<!-- measured: written by python -m tests.jepsen --write, do not edit -->"
@@ -31,7 +27,7 @@ COLUMNS = (
 )
 
 
-def main() -> None:
+def main():
     """Try what was asked for, show a table, and write it down on request."""
     rows.set_up()
     from tests.jepsen import history
@@ -79,7 +75,7 @@ def main() -> None:
     how = {"seeds": options.seeds, "seconds": options.seconds, "packages": packages}
     try_one = partial(rows.row_of, folder=options.histories, **how)
     with ExitStack() as stack:
-        tried: Iterator[tuple[str, list[str]]] = map(try_one, backends)
+        tried = map(try_one, backends)
         if options.together:
             spawning = multiprocessing.get_context("spawn")
             children = ProcessPoolExecutor(len(backends), spawning, rows.set_up)
@@ -98,7 +94,7 @@ def main() -> None:
         sys.exit("\n".join(wrong))
 
 
-def _numbers(words: str) -> list[int]:
+def _numbers(words):
     """Of "3" or "1-10"."""
     first, _, last = words.partition("-")
     return list(range(int(first), int(last or first) + 1))

@@ -51,7 +51,7 @@ class Verdict:
     longest_gap: float  # Seconds from one grant to the next.
 
     @property
-    def wrong(self) -> list[str]:
+    def wrong(self):
         """What must not be, whatever goes wrong with servers and clients; for people."""
         counts = {
             "increments under the fence are lost": self.lost_with_fence,
@@ -61,7 +61,7 @@ class Verdict:
         return [f"{count} {what}" for what, count in counts.items() if count]
 
 
-def judge(operations: Sequence[Operation], plain: Ledger, fenced: Ledger) -> Verdict:
+def judge(operations, plain, fenced):
     """Compare what clients were told with what the database has."""
     granted = [one for one in operations if one.granted is not None]
     times = sorted(one.granted for one in granted if one.granted is not None)
@@ -76,12 +76,12 @@ def judge(operations: Sequence[Operation], plain: Ledger, fenced: Ledger) -> Ver
     )
 
 
-def _is_refused(one: Operation) -> bool:
+def _is_refused(one):
     """Without an error, the client was killed between the counters."""
     return one.plain and not one.fenced and one.fence > 0 and bool(one.error)
 
 
-def _lost(ledger: Ledger, acknowledged: int) -> int:
+def _lost(ledger, acknowledged):
     """How many increments are missing.
 
     The ledger also has those of clients that were killed before they could write them down.
@@ -89,7 +89,7 @@ def _lost(ledger: Ledger, acknowledged: int) -> int:
     return max(len(ledger.fences), acknowledged) - ledger.value
 
 
-def _grants_out_of_order(granted: Sequence[Operation]) -> int:
+def _grants_out_of_order(granted):
     """Count leases whose fence is not above that of every lease that was granted before it.
 
     A client that was stopped writes down late when it was granted. So "before" is said only of

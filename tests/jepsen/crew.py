@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from tests.jepsen.workload import clock
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
-
-    from tests.jepsen.workload import Desk
-    from tests.support.processes import Child
+    pass
 
 LOOKS = 0.02  # Seconds between two looks at who stands still.
 # Seconds that a client stands still at most. One that was stopped within a transaction of SQLite
@@ -36,20 +32,18 @@ class Crew:
         writes: Counts the writes of all clients so far.
     """
 
-    def __init__(
-        self, start: Callable[[int], Child], size: int, desk: Desk, writes: Callable[[], int]
-    ) -> None:
+    def __init__(self, start, size, desk, writes):
         self._start = start
         self._desk = desk
         self._writes = writes
         self._lock = threading.Lock()
-        self._clients: dict[int, Child] = {}
+        self._clients = {}
         self._size = size
         self._started = 0
         self._gone = threading.Event()
         self._watching = threading.Thread(target=self._continue_the_late, daemon=True)
 
-    def await_writes(self, count: int) -> None:
+    def await_writes(self, count):
         """Return once the clients have written so often again.
 
         Raises:
@@ -57,33 +51,33 @@ class Crew:
         """
         enough = self._writes() + count
 
-        def are_enough() -> bool:
+        def are_enough():
             for number, client in self._clients.items():
                 assert client.process.poll() is None, f"client {number} ended:\n{client.stderr}"
             return self._writes() >= enough
 
         wait_until(are_enough, message="clients are at work", every=LOOKS)
 
-    def choose(self, dice: Random) -> int:
+    def choose(self, dice):
         """The number of one of them."""
         return dice.choice(sorted(self._clients))
 
-    def pause(self, dice: Random) -> None:
+    def pause(self, dice):
         """Have a client stand still between reading and writing."""
         self._desk.order_pause(self.choose(dice))
 
-    def stop(self, dice: Random) -> None:
+    def stop(self, dice):
         """Stop a client wherever it is."""
         with self._lock:
             os.kill(self._clients[self.choose(dice)].pid, signal.SIGSTOP)
 
-    def kill(self, dice: Random) -> None:
+    def kill(self, dice):
         """Kill a client wherever it is, and start another one."""
         with self._lock:
             self._clients.pop(self.choose(dice)).close()
         self._add()
 
-    def finish(self) -> None:
+    def finish(self):
         """Return once all have ended, as they should.
 
         Raises:
@@ -92,7 +86,7 @@ class Crew:
         for number, client in self._clients.items():
             assert client.wait(HUNG) == 0, f"client {number}:\n{client.stderr}"
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         try:
             while len(self._clients) < self._size:
                 self._add()
@@ -102,21 +96,21 @@ class Crew:
         self._watching.start()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self._gone.set()
         if self._watching.is_alive():
             self._watching.join(HUNG)
         for client in self._clients.values():
             client.close()
 
-    def _add(self) -> None:
+    def _add(self):
         self._started += 1
         client = self._start(self._started)
         with self._lock:
             self._clients[self._started] = client
 
-    def _continue_the_late(self) -> None:
-        still: dict[int, tuple[int, float]] = {}  # Who stands: writes at that time, and when.
+    def _continue_the_late(self):
+        still = {}  # Who stands: writes at that time, and when.
         while not self._gone.wait(LOOKS):
             writes, now = self._writes(), clock()
             with self._lock:
@@ -130,7 +124,7 @@ class Crew:
                         del still[number]
 
 
-def _stands_still(client: Child) -> bool:
+def _stands_still(client):
     how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
         return os.waitid(os.P_PID, client.pid, how) is not None

@@ -12,13 +12,9 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.jepsen.checker import Ledger, Operation, Verdict, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+from tests.jepsen.checker import Ledger, Operation, judge
 
 NEMESIS = "nemesis"
 READER = 0  # The process that reads the counters at the end; clients have numbers from 1.
@@ -35,11 +31,11 @@ class Event:
     error: str = ""
     time: int = field(default_factory=time.monotonic_ns)  # Nanoseconds.
 
-    def as_json(self) -> str:
+    def as_json(self):
         return json.dumps(asdict(self))
 
 
-def write(events: Iterable[Event], path: Path) -> None:
+def write(events, path):
     """Keep a history."""
     with path.open("w", encoding="utf-8") as file:
         for index, event in enumerate(events):
@@ -51,11 +47,11 @@ def write(events: Iterable[Event], path: Path) -> None:
             )
 
 
-def read(path: Path) -> list[Event]:
+def read(path):
     """The events of a file, read by a library that knows nothing of us."""
     import edn_format
 
-    def plain(value: Any) -> Any:
+    def plain(value):
         if isinstance(value, edn_format.Keyword):
             return value.name
         if isinstance(value, edn_format.ImmutableDict):
@@ -67,11 +63,11 @@ def read(path: Path) -> list[Event]:
     return [Event(**{name: one for name, one in each.items() if name != "index"}) for each in maps]
 
 
-def verdict_on(events: Iterable[Event]) -> Verdict:
+def verdict_on(events):
     """What the checker says of a history."""
-    begun: dict[int | str, Operation] = {}
-    ended: list[Operation] = []
-    ledgers: dict[str, Ledger] = {}
+    begun = {}
+    ended = []
+    ledgers = {}
     for event in events:
         if event.process == READER:
             if event.value:
@@ -86,7 +82,7 @@ def verdict_on(events: Iterable[Event]) -> Verdict:
     return judge([*ended, *begun.values()], ledgers["read-plain"], ledgers["read-fenced"])
 
 
-def _after(event: Event, operation: Operation) -> Operation:
+def _after(event, operation):
     """The operation once an event has ended a part of it."""
     if event.type == "fail":
         return replace(operation, error=operation.error or event.error)
@@ -101,7 +97,7 @@ def _after(event: Event, operation: Operation) -> Operation:
     return operation
 
 
-def _edn(value: Any) -> str:
+def _edn(value):
     """Of what we have in events: maps by name, lists, numbers."""
     if isinstance(value, dict):
         return f"{{{', '.join(f':{name} {_edn(one)}' for name, one in value.items())}}}"

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from tests.jepsen.history import NEMESIS, Event
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from random import Random
-
-    from tests.jepsen.crew import Crew
-    from tests.jepsen.places import Place
-    from tests.jepsen.workload import Desk
 
 UNHARMED = 30  # Writes between one harm and the next, so that most clients have had their turn.
 
@@ -29,13 +20,13 @@ class Nemesis:
         dice: For the order of what happens.
     """
 
-    def __init__(self, place: Place, crew: Crew, desk: Desk, dice: Random) -> None:
-        self.done: Counter[str] = Counter()  # How often it did what.
+    def __init__(self, place, crew, desk, dice):
+        self.done = Counter()  # How often it did what.
         self._dice = dice
         self._crew = crew
         self._desk = desk
         self._place = place
-        to_clients: dict[str, Callable[[], None]] = {
+        to_clients = {
             "client paused": lambda: crew.pause(dice),
             "client stopped": lambda: crew.stop(dice),
             "client killed": lambda: crew.kill(dice),
@@ -45,7 +36,7 @@ class Nemesis:
         self._to_clients = self._deal(to_clients)
         self._to_servers = self._deal(place.faults)
 
-    def strike(self) -> None:
+    def strike(self):
         """Do the next harm to a client and to a server; return once work goes on as before."""
         for deal in (self._to_clients, self._to_servers):
             name, act = next(deal)
@@ -55,12 +46,12 @@ class Nemesis:
             self.done[name] += 1
         self._crew.await_writes(UNHARMED)
 
-    def _cut_off(self) -> None:
+    def _cut_off(self):
         """Let a client reach no server for a while, whatever it is about."""
         with self._place.network.cut(f"client {self._crew.choose(self._dice)}"):
             self._place.a_while()
 
-    def _cut_off_holder(self) -> None:
+    def _cut_off_holder(self):
         """Let a holder reach no server, until another client has written; then it writes too."""
         client = self._crew.choose(self._dice)
         with ExitStack() as cut:
@@ -69,13 +60,11 @@ class Nemesis:
                 self._crew.await_writes(1)
             self._place.a_while()
 
-    def _note(self, harm: str) -> None:
+    def _note(self, harm):
         """Write down that it begins or ends."""
         self._desk.note(Event(NEMESIS, "info", harm.replace(" ", "-")))
 
-    def _deal(
-        self, acts: dict[str, Callable[[], None]]
-    ) -> Iterator[tuple[str, Callable[[], None]]]:
+    def _deal(self, acts):
         """All of them in a random order, and then in another one."""
         while True:
             yield from self._dice.sample(list(acts.items()), len(acts))

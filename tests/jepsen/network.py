@@ -14,13 +14,13 @@ import asyncio
 import socket
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
     Link = Callable[[StreamReader, StreamWriter], Coroutine[Any, Any, None]]
 
@@ -33,15 +33,15 @@ T = TypeVar("T")
 class Network:
     """Relays in one thread. To be entered before use; the end of the block ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.port = 0  # Where clients come in; see lead_through().
-        self._cuts: list[Ends] = []  # Changed and read in the thread only.
-        self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._cuts = []  # Changed and read in the thread only.
+        self._servers = []
+        self._tasks = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
-    def lead_to(self, node: str, port: Callable[[], int]) -> int:
+    def lead_to(self, node, port):
         """Return a port that leads to the bus of a cluster's node, for the other nodes.
 
         Args:
@@ -49,14 +49,14 @@ class Network:
             port: Of its bus, asked anew for each connection.
         """
 
-        async def link(reader: StreamReader, writer: StreamWriter) -> None:
+        async def link(reader, writer):
             source, _ = writer.get_extra_info("peername")
             await self._link(frozenset({f"node {source}", f"node {node}"}), reader, writer, port())
 
         return self._do(self._listen(link))
 
     @contextmanager
-    def cut(self, *ends: str) -> Iterator[None]:
+    def cut(self, *ends):
         """Let nothing pass during the block on connections that have all of these ends."""
         cut = frozenset(ends)
         self._do(self._change(self._cuts.append, cut))
@@ -65,18 +65,18 @@ class Network:
         finally:
             self._do(self._change(self._cuts.remove, cut))
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._thread.start()
         assert self._ready.wait(HUNG), "the network does not start"
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(HUNG)
 
     # In the thread
 
-    async def _run(self) -> None:
+    async def _run(self):
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -90,32 +90,29 @@ class Network:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # A transport closes its socket in the next round of the loop.
 
-    async def _listen(self, link: Link) -> int:
-        def begin(reader: StreamReader, writer: StreamWriter) -> None:
+    async def _listen(self, link):
+        def begin(reader, writer):
             task = asyncio.create_task(self._lead(link, reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         server = await asyncio.start_server(begin, HOST, 0)
         self._servers.append(server)
-        port: int = server.sockets[0].getsockname()[1]
-        return port
+        return server.sockets[0].getsockname()[1]
 
-    async def _lead(self, link: Link, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _lead(self, link, reader, writer):
         try:
             await link(reader, writer)
         finally:
             writer.transport.abort()
 
-    async def _link_client(self, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _link_client(self, reader, writer):
         if words := (await reader.readline()).split():
             client, port = map(int, words)
             ends = frozenset({f"client {client}", f"server {port}"})
             await self._link(ends, reader, writer, port)
 
-    async def _link(
-        self, ends: Ends, reader: StreamReader, writer: StreamWriter, port: int
-    ) -> None:
+    async def _link(self, ends, reader, writer, port):
         await self._pass(ends)
         try:
             answers, requests = await asyncio.open_connection(HOST, port)
@@ -129,7 +126,7 @@ class Network:
         finally:
             requests.transport.abort()
 
-    async def _carry(self, ends: Ends, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _carry(self, ends, reader, writer):
         with suppress(OSError):  # One of the two is gone.
             while some := await reader.read(65536):
                 await self._pass(ends)
@@ -140,30 +137,30 @@ class Network:
         with suppress(OSError):
             await writer.wait_closed()  # It sends what is left.
 
-    async def _pass(self, ends: Ends) -> None:
+    async def _pass(self, ends):
         """Return once no cut is between these ends."""
         async with self._changed:
             await self._changed.wait_for(lambda: not any(cut <= ends for cut in self._cuts))
 
-    async def _change(self, how: Callable[[Ends], None], cut: Ends) -> None:
+    async def _change(self, how, cut):
         async with self._changed:
             how(cut)
             self._changed.notify_all()
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _do(self, work):
         """From another thread: have it done."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(HUNG)
 
 
-def lead_through(port: int, client: int) -> None:
+def lead_through(port, client):
     """In a client: have all new connections of this process go through a network at that port."""
     connect = socket.socket.connect
 
-    def connect_through(self: socket.socket, address: Any) -> None:
+    def connect_through(self, address):
         if self.family is not socket.AF_INET:
             connect(self, address)
             return
         connect(self, (HOST, port))
         self.sendall(f"{client} {address[1]}\n".encode())
 
-    socket.socket.connect = connect_through  # type: ignore[method-assign]
+    socket.socket.connect = connect_through

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -24,9 +24,8 @@ from tests.support.topologies import SERVICE, Watched
 from tests.support.waiting import eventually, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from random import Random
 
 LONG = 1.5 * TTL  # Seconds: the longest that a server or a network stands still.
 DOWN_AFTER = 1.0  # Seconds after which sentinels and nodes take a silent master for dead.
@@ -41,7 +40,7 @@ class Place(ABC):
 
     setting: dict[str, Any]  # What REDISLOCK says of it.
 
-    def __init__(self, dice: Random) -> None:
+    def __init__(self, dice):
         self.dice = dice
         self.kind = KIND
         self.network = Network()  # Which clients must go through.
@@ -61,11 +60,11 @@ class Place(ABC):
     def start(self) -> None:
         """Start the servers."""
 
-    def a_while(self) -> None:
+    def a_while(self):
         """Return after some time, which may be shorter than a lease or longer."""
         time.sleep(self.dice.uniform(TTL / 4, LONG))
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         with ExitStack() as stack:  # It ends what has been started, should the rest not start.
             self.stack = stack
             stack.enter_context(self.network)
@@ -73,7 +72,7 @@ class Place(ABC):
             self.stack = stack.pop_all()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self.stack.close()
 
 
@@ -87,35 +86,35 @@ class Independent(Place):
     away: float  # Seconds that a server stays away which was killed.
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self):
         return self._servers
 
     @property
-    def faults(self) -> dict[str, Callable[[], None]]:
+    def faults(self):
         return {
             "server killed": self._kill,
             "server stopped": self._stop,
             "server cut off": self._cut_off,
         }
 
-    def start(self) -> None:
+    def start(self):
         self._servers = [self.stack.enter_context(Server(self.kind)) for _ in range(self.size)]
 
     @property
-    def urls(self) -> list[str]:
+    def urls(self):
         return [server.url for server in self._servers]
 
-    def _kill(self) -> None:
+    def _kill(self):
         server = self.dice.choice(self._servers)
         server.kill()
         time.sleep(self.away)
         server.restart()
 
-    def _stop(self) -> None:
+    def _stop(self):
         with self.dice.choice(self._servers).paused():
             self.a_while()
 
-    def _cut_off(self) -> None:
+    def _cut_off(self):
         with self.network.cut(_end(self.dice.choice(self._servers))):
             self.a_while()
 
@@ -126,7 +125,7 @@ class Single(Independent):
     size = 1
     away = 0.0
 
-    def start(self) -> None:
+    def start(self):
         super().start()
         self.setting = {"LOCATION": self.urls[0]}
 
@@ -137,7 +136,7 @@ class Quorum(Independent):
     size = 3
     away = 1.5 * TTL
 
-    def start(self) -> None:
+    def start(self):
         super().start()
         backend = "django_redislock.backends.QuorumBackend"
         self.setting = {"BACKEND": backend, "LOCATION": self.urls}
@@ -147,7 +146,7 @@ class Replicated(Place):
     """A master that has replicas. Each fault ends with one of them as the master."""
 
     @property
-    def faults(self) -> dict[str, Callable[[], None]]:
+    def faults(self):
         return {
             "master killed": self._kill,
             "master stopped": self._stop,
@@ -171,23 +170,23 @@ class Replicated(Place):
     def master(self) -> Server:
         """The master now."""
 
-    def _cut_off(self) -> None:
+    def _cut_off(self):
         with self.network.cut(_end(self.master)):  # The others do not notice, so it stays master.
             self.a_while()
 
-    def _kill(self) -> None:
+    def _kill(self):
         with self.failover() as master:
             master.kill()
 
-    def _stop(self) -> None:
+    def _stop(self):
         with self.failover() as master:
             master.pause()
 
-    def _fail_over(self) -> None:
+    def _fail_over(self):
         with self.failover():
             wait_until(self._is_planned, message="a failover begins", every=1.0)
 
-    def _is_planned(self) -> bool:
+    def _is_planned(self):
         try:
             return self.plan_failover()
         except redis.ResponseError:
@@ -198,22 +197,22 @@ class Sentinels(Replicated):
     """A master, two replicas and three sentinels."""
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self):
         return self._watched.servers
 
     @property
-    def faults(self) -> dict[str, Callable[[], None]]:
+    def faults(self):
         return {**super().faults, "master cut off and killed": self._kill_alone}
 
     @property
-    def master(self) -> Server:
+    def master(self):
         return self._watched.find_master()  # On a busy machine sentinels may change it, too.
 
-    def start(self) -> None:
+    def start(self):
         self._watched = self.stack.enter_context(Watched(self.kind, down_after=DOWN_AFTER))
         self.setting = self._watched.setting()
 
-    def plan_failover(self) -> bool:
+    def plan_failover(self):
         sentinel = self._watched.sentinels[0]
         if self._watched.named_by(sentinel) is not self._watched.master:
             return True
@@ -222,7 +221,7 @@ class Sentinels(Replicated):
         return False
 
     @contextmanager
-    def failover(self) -> Iterator[Server]:
+    def failover(self):
         former = self.master
         yield former
         master = self._watched.await_failover()
@@ -235,7 +234,7 @@ class Sentinels(Replicated):
         # A master that is killed before that may stay without a successor for minutes.
         wait_until(self._watched.is_settled, every=0.1)
 
-    def _kill_alone(self) -> None:
+    def _kill_alone(self):
         """What the master grants for a while is lost with it."""
         with ExitStack() as proxies, self.failover() as master:
             for replica in self._watched.replicas:
@@ -246,8 +245,8 @@ class Sentinels(Replicated):
             self.a_while()
             master.kill()
 
-    def _await_in_step(self, replica: Server) -> None:
-        def is_in_step() -> bool:
+    def _await_in_step(self, replica):
+        def is_in_step():
             try:
                 return self._watched.is_in_step(replica)
             except redis.ConnectionError:  # Who becomes a replica closes its connections.
@@ -260,24 +259,24 @@ class Nodes(Replicated):
     """A cluster of three masters. The one that keeps the lock has a replica."""
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self):
         return self._cluster.servers  # A replica answers for none of its keys.
 
     @property
-    def faults(self) -> dict[str, Callable[[], None]]:
+    def faults(self):
         return {**super().faults, "master cut off from nodes": self._cut_off_from_nodes}
 
     @property
-    def master(self) -> Server:
+    def master(self):
         return self._cluster.servers[0]
 
-    def start(self) -> None:
+    def start(self):
         cluster = Cabled(self.network, self.kind, replicas=1, node_timeout=DOWN_AFTER)
         self._cluster = self.stack.enter_context(cluster)
         assert cluster.owner_node(NAME) is cluster.servers[0], "only this one has a replica"
         self.setting = cluster.setting()
 
-    def plan_failover(self) -> bool:
+    def plan_failover(self):
         (replica,) = self._cluster.replicas
         with replica.client() as client:
             if client.info("replication")["role"] == "master":
@@ -287,7 +286,7 @@ class Nodes(Replicated):
         return False
 
     @contextmanager
-    def failover(self) -> Iterator[Server]:
+    def failover(self):
         former = self.master
         with ExitStack() as self._until_failover:
             yield former
@@ -295,7 +294,7 @@ class Nodes(Replicated):
         _run(former)
         self._cluster.take_back(former)
 
-    def _cut_off_from_nodes(self) -> None:
+    def _cut_off_from_nodes(self):
         """Clients still reach the former master, and its replica still gets what it is told."""
         with self.failover() as master:
             self._until_failover.enter_context(self.network.cut(self._cluster.end(master)))
@@ -307,16 +306,16 @@ class Cabled(Cluster):
     Each has an address that its own connections come from. Replicas follow their master directly.
     """
 
-    def __init__(self, network: Network, *args: Any, **options: Any) -> None:
+    def __init__(self, network, *args, **options):
         self._network = network
         self._addresses = (f"127.0.0.{number}" for number in count(11))
         super().__init__(*args, **options)
 
-    def end(self, server: Server) -> str:
+    def end(self, server):
         """What the network calls a node."""
         return f"node {server._config['bind-source-addr']}"
 
-    def _make(self) -> Server:
+    def _make(self):
         server = super()._make()
         address = next(self._addresses)
         port = self._network.lead_to(address, lambda: int(server._config["cluster-port"]))
@@ -329,12 +328,12 @@ class Cabled(Cluster):
         return server
 
 
-def _end(server: Server) -> str:
+def _end(server):
     """What the network calls a server."""
     return f"server {server.port}"
 
 
-def _run(server: Server) -> None:
+def _run(server):
     """Have a server go on that was stopped or killed."""
     if server.running:
         server.resume()

@@ -9,13 +9,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.jepsen.trial import Report
+    pass
 
 
-def set_up() -> None:
+def set_up():
     """In a process that has just begun."""
     # However we are ended, the blocks of a trial end its servers and clients.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -25,13 +22,7 @@ def set_up() -> None:
     django.setup()
 
 
-def row_of(
-    backend: str,
-    seeds: Sequence[int],
-    seconds: float,
-    packages: Sequence[str],
-    folder: Path | None,
-) -> tuple[str, list[str]]:
+def row_of(backend, seeds, seconds, packages, folder):
     """The row of one backend, "" if no trial came to its end; and what was wrong."""
     from tests.jepsen.trial import run
 
@@ -48,7 +39,7 @@ def row_of(
     return _row_of_all(backend, reports) if reports else "", wrong
 
 
-def _row_of_all(backend: str, reports: Sequence[Report]) -> str:
+def _row_of_all(backend, reports):
     """All seeds together."""
     harm = sum((Counter(report.harm) for report in reports), Counter())
     verdicts = [report.verdict for report in reports]
@@ -64,6 +55,6 @@ def _row_of_all(backend: str, reports: Sequence[Report]) -> str:
     )
 
 
-def line(*cells: object) -> str:
+def line(*cells):
     """A line of a table in Markdown."""
     return f"| {' | '.join(map(str, cells))} |"

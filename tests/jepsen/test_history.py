@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import edn_format
 import pytest
 
@@ -12,12 +10,9 @@ from tests.jepsen.history import NEMESIS, READER, Event
 from tests.jepsen.workload import Desk
 from tests.support.processes import python
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path):
     """Of a trial in which client 1 loses its lease, and client 2 is killed amid a write."""
     desk = Desk(tmp_path)
     with desk.operation(1, "acquire") as value:
@@ -40,23 +35,23 @@ def desk(tmp_path: Path) -> Desk:
 
 
 @pytest.fixture
-def kept(desk: Desk, tmp_path: Path) -> Path:
+def kept(desk, tmp_path):
     path = tmp_path / "history.edn"
     history.write(desk.events(), path)
     return path
 
 
-def test_what_is_read_back_is_what_was_written_down(desk: Desk, kept: Path) -> None:
+def test_what_is_read_back_is_what_was_written_down(desk, kept):
     assert history.read(kept) == list(desk.events())
 
 
-def test_the_checker_reads_losses_and_refusals_from_it(kept: Path) -> None:
+def test_the_checker_reads_losses_and_refusals_from_it(kept):
     verdict = history.verdict_on(history.read(kept))
     assert (verdict.granted, verdict.lost, verdict.refused) == (2, 1, 1)
     assert verdict.wrong == []
 
 
-def test_each_line_is_an_operation_of_jepsen(kept: Path) -> None:
+def test_each_line_is_an_operation_of_jepsen(kept):
     lines = [edn_format.loads(line) for line in kept.read_text().splitlines()]
     names = {"process", "type", "f", "value", "time", "index"}
     for index, line in enumerate(lines):
@@ -68,8 +63,8 @@ def test_each_line_is_an_operation_of_jepsen(kept: Path) -> None:
     assert times[0] == 0
 
 
-def test_each_process_ends_an_operation_before_the_next(kept: Path) -> None:
-    open_: dict[object, str] = {}
+def test_each_process_ends_an_operation_before_the_next(kept):
+    open_ = {}
     for event in history.read(kept):
         if event.type == "invoke":
             assert event.process not in open_
@@ -79,6 +74,6 @@ def test_each_process_ends_an_operation_before_the_next(kept: Path) -> None:
     assert open_ == {2: "increment-fenced"}  # It was killed.
 
 
-def test_the_command_judges_a_kept_history(kept: Path) -> None:
+def test_the_command_judges_a_kept_history(kept):
     done = python("-m", "tests.jepsen", "--check", str(kept))
     assert "granted=2, lost=1, lost_with_fence=0, refused=1" in done.stdout

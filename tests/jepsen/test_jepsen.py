@@ -14,9 +14,7 @@ from tests.jepsen.places import CONTENDERS
 from tests.jepsen.trial import run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_django import DjangoDbBlocker
+    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 
@@ -29,8 +27,8 @@ CONTROLS = [name for name in CONTENDERS if name not in OURS]
 @pytest.mark.proves("P2", "R9")
 @pytest.mark.parametrize("backend", OURS)
 def test_no_update_is_lost_under_the_fence_while_servers_and_clients_fail(
-    backend: str, django_db_blocker: DjangoDbBlocker, tmp_path: Path
-) -> None:
+    backend, django_db_blocker, tmp_path
+):
     kept = tmp_path / "history.edn"
     with django_db_blocker.unblock():
         report = run(backend, seconds=SECONDS, seed=SEED, keep=kept)
@@ -42,9 +40,7 @@ def test_no_update_is_lost_under_the_fence_while_servers_and_clients_fail(
 
 
 @pytest.mark.parametrize("backend", CONTROLS)
-def test_the_locks_of_others_lose_updates_in_the_same_trial(
-    backend: str, django_db_blocker: DjangoDbBlocker
-) -> None:
+def test_the_locks_of_others_lose_updates_in_the_same_trial(backend, django_db_blocker):
     with django_db_blocker.unblock():
         report = run(backend, seconds=0, seed=SEED)  # No longer than it takes.
     print(report)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 from redis.exceptions import MovedError
@@ -26,11 +26,8 @@ from tests.support.processes import Child
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
-    import redis
-
-    from tests.jepsen.places import Place
 
 CLIENTS = 4
 FIRST = 30  # Writes before anything goes wrong.
@@ -47,19 +44,12 @@ class Report:
     immortal: list[bytes]  # Keys on the servers that would stay for ever.
 
     @property
-    def wrong(self) -> list[str]:
+    def wrong(self):
         """What must not be, for people."""
         return [*self.verdict.wrong, *(f"{key!r} never expires" for key in self.immortal)]
 
 
-def run(
-    backend: str,
-    *,
-    seconds: float,
-    seed: int,
-    packages: Sequence[str] = ("",),
-    keep: Path | None = None,
-) -> Report:
+def run(backend, *, seconds, seed, packages=("",), keep=None):
     """Let clients increment counters while much goes wrong, and judge it.
 
     It takes longer if nobody was too late by then, since that would prove nothing.
@@ -85,10 +75,10 @@ def run(
                     **contender.options,
                 }
 
-                def start(number: int) -> Child:
+                def start(number):
                     databases, port = described(*DATABASES), place.network.port
                     arguments = (folder, databases, contender.lock, port, number)
-                    how: Any = {"redislock": {"default": setting}, "package": next(package)}
+                    how = {"redislock": {"default": setting}, "package": next(package)}
                     return Child(work, *arguments, **how)
 
                 with Crew(start, CLIENTS, desk, _writes) as crew:
@@ -112,7 +102,7 @@ def run(
 
 
 @contextmanager
-def _databases(folder: Path) -> Iterator[None]:
+def _databases(folder):
     """Make both, with a counter each."""
     use(**{alias: sqlite(folder, alias) for alias in DATABASES})
     try:
@@ -124,25 +114,25 @@ def _databases(folder: Path) -> Iterator[None]:
         forget(*DATABASES)
 
 
-def _ledger(database: str) -> Ledger:
+def _ledger(database):
     with transaction.atomic(using=database):  # Both are of the same moment.
         value = Counter.objects.using(database).get().value
         return Ledger(value=value, fences=written(database))
 
 
-def _is_any_missing() -> bool:
+def _is_any_missing():
     plain = _ledger(PLAIN)
     return plain.value < len(plain.fences)
 
 
-def _writes() -> int:
+def _writes():
     try:
         return Entry.objects.using(PLAIN).count()
     finally:
         connections[PLAIN].close()  # Nobody else would, in the thread that asks.
 
 
-def _immortal(place: Place) -> list[bytes]:
+def _immortal(place):
     """The keys that would stay for ever; those of all names may, which do not grow with them."""
     prefixes = (PREFIX, prefix_of(f"{PREFIX}{IN_BUCKETS}", NAME))  # On a cluster it is the latter.
     ways = (fence_key, index_key, ran_index_key)
@@ -155,7 +145,7 @@ def _immortal(place: Place) -> list[bytes]:
     ]
 
 
-def _has_no_ttl(client: redis.Redis, key: bytes) -> bool:
+def _has_no_ttl(client, key):
     try:
         return bool(client.pttl(key) == -1)
     except MovedError:

@@ -10,7 +10,6 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import redis
 from django.conf import settings
@@ -18,16 +17,12 @@ from django.db import transaction
 from pottery import Redlock
 from pottery.exceptions import PrimitiveError
 
-from django_redislock import Lease, LockError, distributed_lock
+from django_redislock import LockError, distributed_lock
 from tests.effects.models import Counter, Entry
 from tests.jepsen.history import Event
 from tests.jepsen.network import lead_through
 from tests.support.databases import use
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 NAME = "jepsen"
 TTL = 2.0  # Seconds.
@@ -40,31 +35,31 @@ clock = time.monotonic  # One for all processes of a machine.
 # --- the locks -----------------------------------------------------------------------------------
 
 
-def ours() -> AbstractContextManager[Lease]:
+def ours():
     return distributed_lock(NAME)
 
 
 @contextmanager
-def of_redis_py() -> Iterator[None]:
+def of_redis_py():
     (client,) = _clients()
     with client.lock(NAME, timeout=TTL):
         yield
 
 
 @contextmanager
-def of_pottery() -> Iterator[None]:
+def of_pottery():
     with Redlock(key=NAME, masters=set(_clients()), auto_release_time=TTL):
         yield
 
 
-LOCKS: dict[str, Callable[[], AbstractContextManager[Lease | None]]] = {
+LOCKS = {
     "ours": ours,
     "redis-py": of_redis_py,
     "pottery": of_pottery,
 }
 
 
-def _clients() -> list[redis.Redis]:
+def _clients():
     """By their default settings, but that a server which is stopped does not stop them for ever."""
     location = settings.REDISLOCK["default"]["LOCATION"]
     urls = [location] if isinstance(location, str) else location
@@ -79,24 +74,24 @@ def _clients() -> list[redis.Redis]:
 class Desk:
     """The folder by which a trial and its clients know of each other."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder):
         self._folder = Path(folder)
         self._over = self._folder / "over"
 
-    def close(self) -> None:
+    def close(self):
         """Tell the clients that it is over."""
         self._over.touch()
 
     @property
-    def closed(self) -> bool:
+    def closed(self):
         return self._over.exists()
 
-    def order_pause(self, client: int) -> None:
+    def order_pause(self, client):
         """Have a client stop the next time that it is between reading and writing."""
         self._order("pause", client).touch()
 
     @contextmanager
-    def detained(self, client: int) -> Iterator[None]:
+    def detained(self, client):
         """Have a client wait between reading and writing; in the block it does.
 
         Its other threads go on, such as the one that renews its lease.
@@ -109,7 +104,7 @@ class Desk:
         finally:
             waits.unlink()
 
-    def obey(self, client: int) -> None:
+    def obey(self, client):
         """In a client, between reading and writing: do what was ordered."""
         if self._order("pause", client).exists():
             self._order("pause", client).unlink()
@@ -118,12 +113,12 @@ class Desk:
             waits = self._order("wait", client).rename(self._order("waits", client))
             wait_until(lambda: not waits.exists(), message="the order to go on", every=PACE)
 
-    def note(self, event: Event) -> None:
+    def note(self, event):
         """Write down what happens."""
         with (self._folder / f"{event.process}.events").open("ab", buffering=0) as file:
             file.write(event.as_json().encode() + b"\n")
 
-    def events(self) -> Iterator[Event]:
+    def events(self):
         """All that was written down, in the order of time, which begins at zero."""
         notes = [_read(path) for path in sorted(self._folder.glob("*.events"))]
         begin = None
@@ -132,9 +127,9 @@ class Desk:
             yield replace(event, time=event.time - begin)
 
     @contextmanager
-    def operation(self, process: int, f: str) -> Iterator[dict[str, Any]]:
+    def operation(self, process, f):
         """Write down that an operation begins, and how it ends; the block may add to its value."""
-        value: dict[str, Any] = {}
+        value = {}
         self.note(Event(process, "invoke", f))
         try:
             yield value
@@ -144,17 +139,17 @@ class Desk:
             raise
         self.note(Event(process, "ok", f, value or None))
 
-    def _order(self, what: str, client: int) -> Path:
+    def _order(self, what, client):
         return self._folder / f"{client}.{what}"
 
 
-def _read(path: Path) -> Iterator[Event]:
+def _read(path):
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             yield Event(**json.loads(line))
 
 
-def work(folder: str, databases: dict[str, Any], which: str, network: int, client: int) -> None:
+def work(folder, databases, which, network, client):
     """In a child: increment until it is over; and then until it went well once more."""
     use(**databases)
     lead_through(network, client)
@@ -170,9 +165,7 @@ def work(folder: str, databases: dict[str, Any], which: str, network: int, clien
                 return
 
 
-def _operate(
-    lock: Callable[[], AbstractContextManager[Lease | None]], desk: Desk, client: int
-) -> None:
+def _operate(lock, desk, client):
     with ExitStack() as held:
         with desk.operation(client, "acquire") as value:
             lease = held.enter_context(lock())
@@ -190,7 +183,7 @@ def _operate(
                 held.close()
 
 
-def _write(counter: Counter, database: str, fence: int) -> dict[str, int]:
+def _write(counter, database, fence):
     """Write one more than was read, and a line of the ledger with it."""
     counter.value += 1
     with transaction.atomic(using=database):

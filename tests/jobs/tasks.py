@@ -13,7 +13,7 @@ except ImportError:  # Before Django 6.
     from django_tasks import task
 
 
-def lock() -> str:
+def lock():
     """The name of the lock that the body holds."""
     lease = current_lease()
     return lease.name if lease else "none"

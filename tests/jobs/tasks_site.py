@@ -19,7 +19,7 @@ OF_DJANGO = find_spec("django.tasks") is not None
 IMMEDIATE = f"{'django.tasks' if OF_DJANGO else 'django_tasks'}.backends.immediate.ImmediateBackend"
 
 
-def main(database: str, redislock: str) -> None:
+def main(database, redislock):
     settings.configure(
         INSTALLED_APPS=[
             "django_redislock",

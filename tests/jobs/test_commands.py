@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -24,18 +24,14 @@ from django_redislock import (
     held,
     single_instance,
 )
-from django_redislock.jobs import Conflict, current_lease
+from django_redislock.jobs import current_lease
 from django_redislock.management import SingleInstanceMixin
 from django_redislock.testing import LockTestKit
 from tests.support.processes import say
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django.core.management.base import CommandParser
-
-    from tests.conftest import Locks, Spawn
+    pass
 
 TTL = 60  # Seconds: that no test waits for.
 JOB = "manage.py test_commands"  # After this module, as Django names commands.
@@ -47,10 +43,10 @@ class Import(SingleInstanceMixin, BaseCommand):
     requires_system_checks = ()
     single_instance = {"name": "import:{source}", "ttl": TTL}
 
-    def add_arguments(self, parser: CommandParser) -> None:
+    def add_arguments(self, parser):
         parser.add_argument("source", nargs="?", default="eu")
 
-    def handle(self, *args: Any, **options: Any) -> str:
+    def handle(self, *args, **options):
         lease = current_lease()
         assert lease is not None
         if options["source"] == "nowhere":
@@ -58,12 +54,12 @@ class Import(SingleInstanceMixin, BaseCommand):
         return lease.name
 
 
-def variant(**options: Any) -> BaseCommand:
+def variant(**options):
     """The same command with other options."""
     return type("Variant", (Import,), {"single_instance": options, "__module__": __name__})()
 
 
-def test_its_options_name_the_lock_and_its_runs_have_records(redislock: LockTestKit) -> None:
+def test_its_options_name_the_lock_and_its_runs_have_records(redislock):
     assert call_command(Import(), stdout=io.StringIO()) == "import:eu"
     assert call_command(Import(), "us", stdout=io.StringIO()) == "import:us"
     with pytest.raises(CommandError, match="No such source"):
@@ -77,14 +73,12 @@ def test_its_options_name_the_lock_and_its_runs_have_records(redislock: LockTest
 @pytest.mark.parametrize(
     ("code", "is_success"), [(None, True), (0, True), (3, False), ("no", False)]
 )
-def test_a_body_that_exits_is_a_success_if_its_status_is_0(
-    redislock: LockTestKit, code: Any, is_success: bool
-) -> None:
+def test_a_body_that_exits_is_a_success_if_its_status_is_0(redislock, code, is_success):
     class Exits(SingleInstanceMixin, BaseCommand):
         requires_system_checks = ()
         single_instance = {"name": "exits", "once": TTL}
 
-        def handle(self, *args: Any, **options: Any) -> None:
+        def handle(self, *args, **options):
             sys.exit(code)
 
     with pytest.raises(SystemExit) as end:
@@ -97,7 +91,7 @@ def test_a_body_that_exits_is_a_success_if_its_status_is_0(
             call_command(Exits())
 
 
-def test_a_skip_is_one_line_and_no_error(redislock: LockTestKit) -> None:
+def test_a_skip_is_one_line_and_no_error(redislock):
     told = io.StringIO()
     with redislock.simulate_held_by_other("import:eu"):
         skipped = call_command(Import(), stderr=told)
@@ -114,14 +108,12 @@ def test_a_skip_is_one_line_and_no_error(redislock: LockTestKit) -> None:
             assert str(raised) == "'import:eu' is held by another-host:1 simulated"
 
 
-def test_a_body_that_returns_the_skip_of_another_job_was_not_skipped_itself(
-    redislock: LockTestKit,
-) -> None:
+def test_a_body_that_returns_the_skip_of_another_job_was_not_skipped_itself(redislock):
     class Both(SingleInstanceMixin, BaseCommand):
         requires_system_checks = ()
         single_instance = {"name": "both", "skip_exit": 4}
 
-        def handle(self, *args: Any, **options: Any) -> Any:
+        def handle(self, *args, **options):
             return single_instance("inner")(lambda: 1)()
 
     told = io.StringIO()
@@ -133,7 +125,7 @@ def test_a_body_that_returns_the_skip_of_another_job_was_not_skipped_itself(
     assert (record.last_success is None, record.skips) == (False, 0)
 
 
-def test_what_the_lock_raises_is_an_error_of_one_line(redislock: LockTestKit) -> None:
+def test_what_the_lock_raises_is_an_error_of_one_line(redislock):
     with redislock.simulate_unavailable():
         with pytest.raises(CommandError, match=r"^Lock 'import:eu' is unavailable") as error:
             call_command(Import())
@@ -147,22 +139,22 @@ def test_what_the_lock_raises_is_an_error_of_one_line(redislock: LockTestKit) ->
         assert call_command(ask) == (JOB, "eu")
 
 
-def answer(conflict: Conflict) -> Any:
+def answer(conflict):
     return conflict.job, conflict.kwargs["source"]
 
 
-async def aanswer(conflict: Conflict) -> Any:
+async def aanswer(conflict):
     """What no command awaits."""
 
 
-def test_errors_of_other_locks_in_the_body_are_left_alone(redislock: LockTestKit) -> None:
+def test_errors_of_other_locks_in_the_body_are_left_alone(redislock):
     class Command(SingleInstanceMixin, BaseCommand):
         requires_system_checks = ()
 
-        def add_arguments(self, parser: CommandParser) -> None:
+        def add_arguments(self, parser):
             parser.add_argument("name")
 
-        def handle(self, *args: Any, **options: Any) -> None:
+        def handle(self, *args, **options):
             with distributed_lock(options["name"], wait=0):
                 pass
 
@@ -172,18 +164,18 @@ def test_errors_of_other_locks_in_the_body_are_left_alone(redislock: LockTestKit
         call_command(Command(), "")
 
 
-def run_in_shell(*args: str) -> None:
+def run_in_shell(*args):
     """In a child: as manage.py does."""
     Import().run_from_argv(["manage.py", "test_commands", *args])
 
 
-def hold_in_shell(source: str) -> None:
+def hold_in_shell(source):
     """In a child: a command that goes on until a signal ends it."""
 
     class Command(Import):
         __module__ = __name__
 
-        def handle(self, *args: Any, **options: Any) -> str:
+        def handle(self, *args, **options):
             say("held")
             while True:
                 time.sleep(0.01)
@@ -191,7 +183,7 @@ def hold_in_shell(source: str) -> None:
     Command().run_from_argv(["manage.py", "test_commands", source])
 
 
-def test_in_a_shell_a_skip_exits_with_0_and_sigterm_releases(locks: Locks, spawn: Spawn) -> None:
+def test_in_a_shell_a_skip_exits_with_0_and_sigterm_releases(locks, spawn):
     holder = spawn(hold_in_shell, "eu")
     assert holder.read() == "held"
     second = spawn(run_in_shell, "eu")
@@ -213,23 +205,23 @@ class Outer(SingleInstanceMixin, BaseCommand):
     requires_system_checks = ()
     single_instance = {"name": "outer", "on_unavailable": "run"}
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args, **options):
         single_instance("inner", on_unavailable="run")(lambda: None)()
 
 
-def run_unlocked() -> None:
+def run_unlocked():
     """In a child: without an answer of the server."""
     with LockTestKit() as kit, kit.simulate_unavailable():
         call_command(Outer())
 
 
-def run_with_inner_busy() -> None:
+def run_with_inner_busy():
     """In a child: the other job is skipped."""
     with LockTestKit() as kit, kit.simulate_held_by_other("inner"):
         call_command(Outer())
 
 
-def run_itself_busy() -> None:
+def run_itself_busy():
     """In a child: the command is skipped."""
     with LockTestKit() as kit, kit.simulate_held_by_other("outer"):
         call_command(Outer())
@@ -243,9 +235,7 @@ def run_itself_busy() -> None:
         (run_itself_busy, ["Skipped: 'outer' is held by"]),
     ],
 )
-def test_without_logging_a_command_says_each_thing_once(
-    locks: Locks, spawn: Spawn, run: Callable[[], None], says: list[str]
-) -> None:
+def test_without_logging_a_command_says_each_thing_once(locks, spawn, run, says):
     child = spawn(run)
     assert child.wait() == 0
     lines = child.stderr.splitlines()
@@ -276,9 +266,7 @@ def test_without_logging_a_command_says_each_thing_once(
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_import(
-    bases: tuple[type, ...], options: Any, error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_meant_is_refused_at_import(bases, options, error, message):
     with pytest.raises(error, match=message):
         type("Command", bases, {"single_instance": options})
 
@@ -295,8 +283,8 @@ def test_what_cannot_be_meant_is_refused_at_import(
     ],
 )
 def test_an_option_that_cannot_be_in_a_locks_name_is_an_error_of_one_line(
-    redislock: LockTestKit, single_instance: Any, source: str, says: str
-) -> None:
+    redislock, single_instance, source, says
+):
     with pytest.raises(CommandError, match=says) as error:
         call_command(variant(**single_instance), source)
     assert (error.value.returncode, "\n" in str(error.value)) == (2, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,23 +11,19 @@ from django_redislock import distributed_lock, held
 from tests.support.processes import python
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conftest import Locks, Settings
+    pass
 
 pytest.importorskip("django_tasks_db")
 
 
-def test_a_skip_is_a_successful_result_in_a_worker_and_at_once(
-    locks: Locks, settings: Settings, tmp_path: Path
-) -> None:
+def test_a_skip_is_a_successful_result_in_a_worker_and_at_once(locks, settings, tmp_path):
     redislock = json.dumps(settings.REDISLOCK)
     with distributed_lock("import:eu") as lease:
         done = python("-m", "tests.jobs.tasks_site", str(tmp_path / "db.sqlite3"), redislock)
     skipped = {"skipped": "busy", "lock": "import:eu", "holder": str(lease.owner)}
     blocking, awaiting = [skipped, "import:us"], [skipped, "import:us"]
     with_context = [skipped, ["import:us", 1]]
-    results: list[Any] = [*blocking, *awaiting, *with_context, *blocking, *with_context]
+    results = [*blocking, *awaiting, *with_context, *blocking, *with_context]
     assert json.loads(done.stdout) == [["SUCCESSFUL", result] for result in results]
     record = held.record("import:eu")
     assert record is not None

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
@@ -26,18 +26,15 @@ from django.core.management import CommandError, call_command
 
 from django_redislock import LockLost, distributed_lock, held, single_instance, single_instance_task
 from django_redislock.jobs import current_lease
-from django_redislock.monitors import MOST_LATE, Monitor, Ping, Run, Sentry
+from django_redislock.monitors import MOST_LATE, Monitor, Ping, Sentry
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.interrupts import alarm
 from tests.support.others import add_rival, rival
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pytest_django import Settings
 
-    from django_redislock.testing import LockTestKit
     from tests.conftest import Locks
 
 HUNG = 10.0
@@ -54,9 +51,9 @@ class Request(NamedTuple):
 class Service:
     """A server on loopback that a monitor tells."""
 
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.targets: list[str] = []  # The path and the query of each, as they were sent.
+    def __init__(self):
+        self.requests = []
+        self.targets = []  # The path and the query of each, as they were sent.
         self.status, self.says = 200, b"OK"
         self.redirects = 0  # A status with which it leads to another place.
         self.trickles = b""  # What it begins with, to go on with a byte now and then, for ever.
@@ -67,7 +64,7 @@ class Service:
         service = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
+            def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
@@ -87,14 +84,14 @@ class Service:
                 self.end_headers()
                 self.wfile.write(service.says)
 
-            def _trickle(self) -> None:
+            def _trickle(self):
                 self.wfile.write(service.trickles)
                 with suppress(OSError):  # The client has gone.
                     while not service.closed.wait(0.05):
                         self.wfile.write(b"x")
                 service.dropped += 1
 
-            def log_message(self, *args: Any) -> None:
+            def log_message(self, *args):
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -104,11 +101,11 @@ class Service:
         self._thread.start()
 
     @property
-    def paths(self) -> list[str]:
+    def paths(self):
         """What was asked for, in order."""
         return [request.path for request in self.requests]
 
-    def close(self) -> None:
+    def close(self):
         """End it."""
         self.answers.set()
         self.closed.set()
@@ -118,25 +115,25 @@ class Service:
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service():
     service = Service()
     yield service
     service.close()
 
 
-def ping(service: Service, **how: Any) -> Ping:
+def ping(service, **how):
     return Ping(f"http://{service.address}/nightly?create=1", **how)
 
 
-def job(is_async: bool = False, **options: Any) -> Callable[..., Any]:
+def job(is_async=False, **options):
     """A job that returns 1, or raises what it is given; called by blocking code."""
 
-    def work(raising: BaseException | None = None) -> int:
+    def work(raising=None):
         if raising:
             raise raising
         return 1
 
-    async def awork(raising: BaseException | None = None) -> int:
+    async def awork(raising=None):
         return work(raising)
 
     if not is_async:
@@ -184,11 +181,11 @@ def test_a_skip_tells_nothing(
     assert service.paths == ["/nightly/start", "/nightly"]
 
 
-def test_the_end_is_told_when_the_lock_is_released(locks: Locks, service: Service) -> None:
-    free: list[bool] = []
+def test_the_end_is_told_when_the_lock_is_released(locks, service):
+    free = []
 
     class Looks(Monitor):
-        def succeeded(self, run: Run, took: float) -> None:
+        def succeeded(self, run, took):
             free.append(not distributed_lock(run.lock).locked())
 
     job(monitor=[Looks(), ping(service)])()
@@ -196,7 +193,7 @@ def test_the_end_is_told_when_the_lock_is_released(locks: Locks, service: Servic
     assert service.paths == ["/nightly/start", "/nightly"]
 
 
-def test_a_run_that_lost_its_lock_tells_a_failure(locks: Locks, service: Service) -> None:
+def test_a_run_that_lost_its_lock_tells_a_failure(locks, service):
     @single_instance("nightly", monitor=ping(service))
     def work() -> None:
         held.force_release("nightly", current_lease().id, by="the test")
@@ -209,8 +206,8 @@ def test_a_run_that_lost_its_lock_tells_a_failure(locks: Locks, service: Service
 
 
 def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
-    locks: Locks, service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
+    locks, service, caplog
+):
     service.answers.clear()
     assert job(monitor=ping(service, timeout=0.1))() == 1
     assert not distributed_lock("nightly").locked()
@@ -228,24 +225,24 @@ def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
 
 
 def test_a_monitor_that_hangs_keeps_a_bounded_number_of_threads_and_no_other_from_its_own(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+    locks, caplog
+):
     answers, told, told_too = threading.Event(), [], []
 
     class Hanging(Monitor):
         timeout = 0.001
 
-        def started(self, run: Run) -> None:
+        def started(self, run):
             answers.wait(HUNG)
             told.append(run.id)
 
     class Healthy(Monitor):
         timeout = 0.001
 
-        def started(self, run: Run) -> None:
+        def started(self, run):
             told_too.append(run.id)
 
-    def telling() -> int:
+    def telling():
         return [thread.name for thread in threading.enumerate()].count("redislock-monitor")
 
     work = job(monitor=[Hanging(), Healthy()])
@@ -262,9 +259,7 @@ def test_a_monitor_that_hangs_keeps_a_bounded_number_of_threads_and_no_other_fro
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirect_is_followed_and_takes_the_text_along(
-    status: int, locks: Locks, service: Service
-) -> None:
+def test_a_redirect_is_followed_and_takes_the_text_along(status, locks, service):
     """One from http:// to https:// is a 308 with ingress-nginx, and a 301 with most others."""
     service.redirects = status
     with pytest.raises(ZeroDivisionError):
@@ -278,7 +273,7 @@ def test_a_redirect_is_followed_and_takes_the_text_along(
     ]
 
 
-def test_a_place_that_is_none_is_an_error_of_the_service(locks: Locks, service: Service) -> None:
+def test_a_place_that_is_none_is_an_error_of_the_service(locks, service):
     service.redirects, service.leads_to = 308, "[::1"
     with pytest.raises(OSError, match="no such address"):
         ping(service).send()
@@ -287,9 +282,7 @@ def test_a_place_that_is_none_is_an_error_of_the_service(locks: Locks, service: 
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.0 200 OK\r\nX: ", b"HTTP/1.0 200 OK\r\n\r\n"])
-def test_a_service_that_trickles_has_no_more_time_than_others(
-    begin: bytes, locks: Locks, service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_service_that_trickles_has_no_more_time_than_others(begin, locks, service, caplog):
     service.trickles = begin
     assert job(monitor=ping(service, timeout=0.3))() == 1
     wait_until(lambda: service.dropped == 2, HUNG, "both requests are given up")
@@ -297,16 +290,16 @@ def test_a_service_that_trickles_has_no_more_time_than_others(
     assert caplog.text.count("timed out") == 2
 
 
-def running_threads() -> set[str]:
+def running_threads():
     return {thread.name for thread in threading.enumerate()}
 
 
-def test_a_monitor_that_raises_fails_no_run(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_monitor_that_raises_fails_no_run(locks, caplog):
     class Broken(Monitor):
-        def started(self, run: Run) -> None:
+        def started(self, run):
             raise KeyError("broken")
 
-        def succeeded(self, run: Run, took: float) -> None:
+        def succeeded(self, run, took):
             sys.exit("broken")
 
     assert job(monitor=Broken())() == 1
@@ -314,21 +307,19 @@ def test_a_monitor_that_raises_fails_no_run(locks: Locks, caplog: pytest.LogCapt
     assert "SystemExit('broken')" in caplog.text
 
 
-def test_a_handler_of_logs_that_raises_keeps_no_end_from_a_monitor(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_of_logs_that_raises_keeps_no_end_from_a_monitor(locks, monkeypatch):
     class Broken(Monitor):
-        def started(self, run: Run) -> None:
+        def started(self, run):
             raise KeyError("broken")
 
-        def succeeded(self, run: Run, took: float) -> None:
+        def succeeded(self, run, took):
             told.append(run.job)
 
     class BrokenHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+        def emit(self, record):
             raise ZeroDivisionError("of a handler")
 
-    told: list[str] = []
+    told = []
     log = logging.getLogger("django_redislock.monitors")
     monkeypatch.setattr(log, "handlers", [BrokenHandler()])
     run = job(monitor=Broken())
@@ -336,9 +327,7 @@ def test_a_handler_of_logs_that_raises_keeps_no_end_from_a_monitor(
     wait_until(lambda: told, HUNG, "the monitor is told of the success")
 
 
-def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over(
-    locks: Locks, service: Service
-) -> None:
+def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over(locks, service):
     class TooLong(Exception):
         pass
 
@@ -353,9 +342,7 @@ def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over
         assert work() == 1
 
 
-async def test_waiting_for_services_leaves_threads_to_others(
-    locks: Locks, service: Service
-) -> None:
+async def test_waiting_for_services_leaves_threads_to_others(locks, service):
     service.answers.clear()
 
     @single_instance("nightly:{number}", monitor=ping(service, timeout=30))
@@ -371,19 +358,19 @@ async def test_waiting_for_services_leaves_threads_to_others(
     await jobs
 
 
-def test_a_run_that_is_cancelled_leaves_no_thread(locks: Locks, service: Service) -> None:
+def test_a_run_that_is_cancelled_leaves_no_thread(locks, service):
     class Stops(Monitor):
-        def started(self, run: Run) -> None:
+        def started(self, run):
             nonlocal teller
             teller = threading.current_thread()
 
-    teller: threading.Thread | None = None
+    teller = None
 
     @single_instance("nightly", monitor=Stops())
     async def work() -> None:
         await asyncio.Event().wait()
 
-    async def drop() -> None:
+    async def drop():
         task = asyncio.ensure_future(work())
         while teller is None:
             await asyncio.sleep(0.01)
@@ -409,9 +396,7 @@ class TestTasks:
         ],
         ids=str,
     )
-    def test_a_task_tells_an_end_unless_it_goes_on(
-        self, raised: Exception | None, told: list[str], locks: Locks, service: Service
-    ) -> None:
+    def test_a_task_tells_an_end_unless_it_goes_on(self, raised, told, locks, service):
         with celery_app(**EAGER):
 
             @single_instance_task(key="nightly", monitor=ping(service))
@@ -422,9 +407,7 @@ class TestTasks:
             work.apply()
         assert service.paths == told
 
-    def test_a_task_does_not_wait_for_a_service_beyond_its_time_limit(
-        self, locks: Locks, service: Service, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_task_does_not_wait_for_a_service_beyond_its_time_limit(self, locks, service, caplog):
         service.answers.clear()
         with celery_app(**EAGER):
             monitor = ping(service, timeout=HUNG)
@@ -436,13 +419,13 @@ class TestTasks:
             assert work.apply().get() == 1
         assert "it has not answered yet" in caplog.text
 
-    def test_what_is_no_monitor_is_refused(self, service: Service) -> None:
+    def test_what_is_no_monitor_is_refused(self, service):
         with celery_app(**EAGER), pytest.raises(ValueError, match=r"^monitor must be a monitor"):
             single_instance_task(key="nightly", monitor=service.address)(lambda: None)
 
 
 @pytest.fixture
-def sentry_sdk(monkeypatch: pytest.MonkeyPatch) -> Any:
+def sentry_sdk(monkeypatch):
     """It imports eventlet, if there is one, which from then on warns of each fork."""
     for module in ("eventlet", "eventlet.patcher", "gevent", "gevent.monkey"):
         if module not in sys.modules:
@@ -451,7 +434,7 @@ def sentry_sdk(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("locks")
-def test_sentry_gets_check_ins(service: Service, sentry_sdk: Any) -> None:
+def test_sentry_gets_check_ins(service, sentry_sdk):
     how = {"default_integrations": False, "auto_enabling_integrations": False}
     sentry_sdk.init(dsn=f"http://key@{service.address}/1", **how)
     try:
@@ -467,16 +450,12 @@ def test_sentry_gets_check_ins(service: Service, sentry_sdk: Any) -> None:
 
 
 @pytest.mark.usefixtures("locks", "sentry_sdk")
-def test_a_sentry_that_is_not_initialised_is_told_of_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_sentry_that_is_not_initialised_is_told_of_in_the_log(caplog):
     assert job(monitor=Sentry("nightly"))() == 1
     assert "sentry-sdk is not initialised" in caplog.text
 
 
-def test_without_sentry_sdk_its_monitor_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_sentry_sdk_its_monitor_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
     monkeypatch.setitem(sys.modules, "sentry_sdk.crons", None)
     with pytest.raises(ImportError, match="pip install sentry-sdk"):
@@ -486,7 +465,7 @@ def test_without_sentry_sdk_its_monitor_says_what_to_install(
 @pytest.mark.parametrize(
     "wrong", ["https://hc-ping.com/x", Ping, [Ping("http://localhost/x"), None], 5], ids=repr
 )
-def test_what_is_no_monitor_is_refused_where_it_is_written(wrong: Any) -> None:
+def test_what_is_no_monitor_is_refused_where_it_is_written(wrong):
     with pytest.raises(ValueError, match=r"^monitor must be a monitor"):
         job(monitor=wrong)
 
@@ -499,7 +478,7 @@ def test_what_is_no_monitor_is_refused_where_it_is_written(wrong: Any) -> None:
         *("http://localhost/x\n", "http://user:password@localhost/x"),
     ],
 )
-def test_a_url_that_is_none_is_refused(wrong: Any) -> None:
+def test_a_url_that_is_none_is_refused(wrong):
     with pytest.raises(ValueError, match=r"^url must "):
         Ping(wrong)
 
@@ -513,9 +492,7 @@ def test_a_url_that_is_none_is_refused(wrong: Any) -> None:
         ("/x?flag&k=%FF", "/x?flag&k=%FF", "/x/start?flag&k=%FF&"),
     ],
 )
-def test_a_url_is_requested_as_it_is_written(
-    service: Service, written: str, after_success: str, after_start: str
-) -> None:
+def test_a_url_is_requested_as_it_is_written(service, written, after_success, after_start):
     ping = Ping(f"http://{service.address}{written}")
     ping.send()
     ping.send("/start", UUID(int=7))
@@ -526,12 +503,12 @@ def test_a_url_is_requested_as_it_is_written(
 class TestLocksRuns:
     """`locks runs --no-success-for 26h --ping URL`, for an alarm if no run even begins."""
 
-    def test_a_success_in_time_is_told(self, locks: Locks, service: Service) -> None:
+    def test_a_success_in_time_is_told(self, locks, service):
         job()()
         call_command("locks", "runs", "nightly", "--no-success-for", "26h", "--ping", url(service))
         assert service.paths == ["/nightly"]
 
-    def test_no_success_is_told_as_a_failure(self, locks: Locks, service: Service) -> None:
+    def test_no_success_is_told_as_a_failure(self, locks, service):
         with pytest.raises(ZeroDivisionError):
             job()(ZeroDivisionError())
         job_name = f"{__name__}.job.<locals>.work"
@@ -544,9 +521,7 @@ class TestLocksRuns:
         assert "No success of --job" in service.requests[0].body
 
     @pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], ["--job", "nightly"], []])
-    def test_a_server_that_does_not_answer_is_told_as_a_failure(
-        self, redislock: LockTestKit, service: Service, chosen: list[str]
-    ) -> None:
+    def test_a_server_that_does_not_answer_is_told_as_a_failure(self, redislock, service, chosen):
         job()()
         service.requests.clear()
         args = ["--no-success-for", "26h", "--ping", url(service)]
@@ -556,31 +531,27 @@ class TestLocksRuns:
         assert service.paths == ["/nightly/fail"]
         assert service.requests[0].body == str(raised.value)
 
-    def test_a_monitor_that_does_not_answer_fails_the_command(self, locks: Locks) -> None:
+    def test_a_monitor_that_does_not_answer_fails_the_command(self, locks):
         job()()
         args = ["--no-success-for", "26h", "--ping", "http://127.0.0.1:1/x"]
         with pytest.raises(CommandError, match="did not succeed"):
             call_command("locks", "runs", "nightly", *args)
 
-    def test_it_is_told_also_if_nothing_can_be_printed(
-        self, locks: Locks, service: Service
-    ) -> None:
+    def test_it_is_told_also_if_nothing_can_be_printed(self, locks, service):
         args = ["--no-success-for", "26h", "--ping", url(service)]
         with pytest.raises(BrokenPipeError):
             call_command("locks", "runs", "nightly", *args, stdout=Gone())
         assert service.paths == ["/nightly/fail"]
 
     @pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], []])
-    def test_a_monitor_that_does_not_answer_hides_no_server_that_does_not(
-        self, redislock: LockTestKit, chosen: list[str]
-    ) -> None:
+    def test_a_monitor_that_does_not_answer_hides_no_server_that_does_not(self, redislock, chosen):
         args = ["--no-success-for", "26h", "--ping", "http://127.0.0.1:1/x"]
         with redislock.simulate_unavailable(), pytest.raises(CommandError) as raised:
             call_command("locks", "runs", *chosen, *args)
         assert raised.value.returncode == 3
         assert re.search("cannot answer.*\nThe Ping of 127.0.0.1 did not", str(raised.value))
 
-    def test_a_monitor_that_does_not_answer_hides_no_missing_success(self, locks: Locks) -> None:
+    def test_a_monitor_that_does_not_answer_hides_no_missing_success(self, locks):
         args = ["--no-success-for", "26h", "--fail", "--ping", "http://127.0.0.1:1/x"]
         with pytest.raises(CommandError) as raised:
             call_command("locks", "runs", "nightly", *args)
@@ -588,7 +559,7 @@ class TestLocksRuns:
         says = "1 lock without a success in the last 1 d 2 h.\nThe Ping of 127.0.0.1 did not"
         assert str(raised.value).startswith(says)
 
-    def test_it_goes_with_a_time_and_a_url_only(self, locks: Locks, service: Service) -> None:
+    def test_it_goes_with_a_time_and_a_url_only(self, locks, service):
         with pytest.raises(CommandError, match="--ping goes with --no-success-for"):
             call_command("locks", "runs", "nightly", "--ping", url(service))
         with pytest.raises(CommandError, match="url must begin with http"):
@@ -598,11 +569,11 @@ class TestLocksRuns:
 class Gone(io.StringIO):
     """An output whose reader has gone."""
 
-    def write(self, text: str, /) -> int:
+    def write(self, text, /):
         raise BrokenPipeError
 
 
-def url(service: Service) -> str:
+def url(service):
     return f"http://{service.address}/nightly"
 
 
@@ -611,31 +582,31 @@ def test_a_timeout_may_be_a_timedelta(locks: Locks, service: Service, is_async: 
     class Slow(Monitor):
         timeout = timedelta(seconds=HUNG)
 
-        def succeeded(self, run: Run, took: float) -> None:
+        def succeeded(self, run, took):
             wait_until(lambda: not distributed_lock("nightly").locked(), HUNG)
             told.append(run.lock)
 
-    told: list[str] = []
+    told = []
     assert job(is_async, monitor=Slow())() == 1
     assert told == ["nightly"]
 
 
 @pytest.mark.parametrize("timeout", ["5", -1, None, math.inf])
-def test_a_timeout_that_is_no_duration_is_refused_where_the_monitor_is_given(timeout: Any) -> None:
-    monitor: Any = type("Slow", (Monitor,), {"timeout": timeout})
+def test_a_timeout_that_is_no_duration_is_refused_where_the_monitor_is_given(timeout):
+    monitor = type("Slow", (Monitor,), {"timeout": timeout})
     with pytest.raises(ValueError, match="timeout of the monitor Slow must be"):
         job(monitor=monitor())
 
 
 @blocking_or_not
 def test_a_timeout_that_becomes_wrong_fails_no_run(locks: Locks, is_async: bool) -> None:
-    monitor: Any = Monitor()
+    monitor = Monitor()
     run = job(is_async, monitor=monitor)
     monitor.timeout = "soon"
     assert run() == 1
 
 
-def test_what_is_told_late_is_told_all_the_same(locks: Locks, service: Service) -> None:
+def test_what_is_told_late_is_told_all_the_same(locks, service):
     service.answers.clear()
     job(monitor=ping(service, timeout=1))()
     service.answers.set()

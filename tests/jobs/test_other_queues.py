@@ -10,13 +10,9 @@ from django_redislock import distributed_lock, held, single_instance
 from django_redislock.jobs import current_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    pass
 
-    from django_redislock.testing import LockTestKit
-    from tests.support.servers import Endpoint
-
-results: list[Any] = []
+results = []
 
 
 @single_instance("import:{source}")
@@ -34,7 +30,7 @@ async def aload(source: str) -> Any:
 
 
 @pytest.fixture
-def somebody_else(redislock: LockTestKit) -> Iterator[None]:
+def somebody_else(redislock):
     """Holds a lock while a worker wants it and another one; the latter is its to have."""
     results.clear()
     with redislock.simulate_held_by_other("import:eu"):
@@ -45,13 +41,13 @@ def somebody_else(redislock: LockTestKit) -> Iterator[None]:
     assert record.skips == 1
 
 
-def both(queue: Callable[[str], Any]) -> list[Any]:
+def both(queue):
     """Have both sources queued."""
     return [queue(source) for source in ("eu", "us")]
 
 
 @pytest.mark.usefixtures("somebody_else")
-def test_huey(tmp_path: Path) -> None:
+def test_huey(tmp_path):
     huey = pytest.importorskip("huey")
     app = huey.SqliteHuey(filename=str(tmp_path / "huey.db"))
     queued = both(app.task()(load))
@@ -62,7 +58,7 @@ def test_huey(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("somebody_else")
-def test_rq(server: Endpoint, key_prefix: str) -> None:
+def test_rq(server, key_prefix):
     rq = pytest.importorskip("rq")
     with server.client() as client:
         queue = rq.Queue(key_prefix, connection=client)
@@ -76,7 +72,7 @@ def test_rq(server: Endpoint, key_prefix: str) -> None:
 
 
 @pytest.mark.usefixtures("somebody_else")
-def test_dramatiq() -> None:
+def test_dramatiq():
     dramatiq = pytest.importorskip("dramatiq")
     from dramatiq.brokers.stub import StubBroker
 
@@ -94,7 +90,7 @@ def test_dramatiq() -> None:
 
 
 @pytest.mark.usefixtures("somebody_else")
-async def test_procrastinate() -> None:
+async def test_procrastinate():
     procrastinate = pytest.importorskip("procrastinate")
     from procrastinate.testing import InMemoryConnector
 
@@ -106,23 +102,23 @@ async def test_procrastinate() -> None:
         await app.run_worker_async(wait=False, install_signal_handlers=False)
 
 
-def job() -> None:
+def job():
     """A body to make a task of."""
 
 
-def huey_task() -> Any:
+def huey_task():
     huey = pytest.importorskip("huey")
     return huey.MemoryHuey().task()(job)
 
 
-def dramatiq_actor() -> Any:
+def dramatiq_actor():
     dramatiq = pytest.importorskip("dramatiq")
     from dramatiq.brokers.stub import StubBroker
 
     return dramatiq.actor(job, broker=StubBroker())
 
 
-def procrastinate_task() -> Any:
+def procrastinate_task():
     procrastinate = pytest.importorskip("procrastinate")
     from procrastinate.testing import InMemoryConnector
 
@@ -139,8 +135,8 @@ def procrastinate_task() -> Any:
     ],
 )
 def test_above_a_task_only_the_call_that_queues_it_would_be_locked_so_that_is_refused(
-    decorator: Any, make: Callable[[], Any], says: str
-) -> None:
+    decorator, make, says
+):
     task = make()
     for decorate in (decorator, decorator("import")):
         with pytest.raises(TypeError, match=says):

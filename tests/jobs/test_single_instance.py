@@ -26,7 +26,6 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_redislock import (
     InvalidLockName,
-    Lease,
     Limit,
     LockLost,
     LockMisuse,
@@ -39,7 +38,7 @@ from django_redislock import (
     single_instance_task,
 )
 from django_redislock.celery.options import SingleInstance
-from django_redislock.jobs import Conflict, JobOptions, current_lease, run_job
+from django_redislock.jobs import JobOptions, current_lease, run_job
 from django_redislock.models import CompletedRun
 from django_redislock.monitors import Monitor
 from tests import ROOT
@@ -48,8 +47,7 @@ from tests.support.faults import calls, in_fork
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from django_redislock.testing import LockTestKit
     from tests.conftest import Locks
@@ -59,16 +57,16 @@ OTHER = "another-host:1 simulated"
 blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
-def job(*args: Any, is_async: bool = False, **options: Any) -> Callable[..., Any]:
+def job(*args, is_async=False, **options):
     """A job that returns its lock's name, or raises what it is given; called by blocking code."""
 
-    def work(source: str, raising: Exception | None = None) -> str:
+    def work(source, raising=None):
         if raising:
             raise raising
         lease = current_lease()
         return lease.name if lease else "no lock"
 
-    async def awork(source: str, raising: Exception | None = None) -> str:
+    async def awork(source, raising=None):
         await asyncio.sleep(0)
         return work(source, raising)
 
@@ -78,7 +76,7 @@ def job(*args: Any, is_async: bool = False, **options: Any) -> Callable[..., Any
     return lambda *given: asyncio.run(made(*given))
 
 
-def full_name(is_async: bool = False) -> str:
+def full_name(is_async=False):
     """That of such a job."""
     return f"{__name__}.job.<locals>.{'awork' if is_async else 'work'}"
 
@@ -110,9 +108,7 @@ class Importer:
         return lease and lease.name
 
 
-async def test_the_lock_is_named_after_the_function_or_its_arguments(
-    redislock: LockTestKit,
-) -> None:
+async def test_the_lock_is_named_after_the_function_or_its_arguments(redislock):
     assert await asyncio.to_thread(tidy) == f"{__name__}.tidy"
     assert tidy.lock_name() == f"{__name__}.tidy"
     assert tidy.__doc__ == "Without arguments and options."
@@ -127,11 +123,11 @@ async def test_the_lock_is_named_after_the_function_or_its_arguments(
 class Export:
     """An object that is called like a function."""
 
-    def __call__(self) -> str:
+    def __call__(self):
         return "exported"
 
 
-async def asend() -> None:
+async def asend():
     """A coroutine function for blocking code."""
 
 
@@ -144,7 +140,7 @@ async def asend() -> None:
     ],
     ids=["object", "partial", "lambda"],
 )
-def test_an_object_without_a_name_of_its_own_needs_one_given(made: Any, shared: str) -> None:
+def test_an_object_without_a_name_of_its_own_needs_one_given(made, shared):
     for decorator in (single_instance, single_instance(ttl=60)):
         with pytest.raises(TypeError, match=re.escape(shared)):
             decorator(made)
@@ -152,7 +148,7 @@ def test_an_object_without_a_name_of_its_own_needs_one_given(made: Any, shared: 
     assert single_instance(limits=[Limit("export", 2)])(made).lock_name() == "export"
 
 
-def test_two_coroutine_functions_for_blocking_code_have_two_names() -> None:
+def test_two_coroutine_functions_for_blocking_code_have_two_names():
     names = [single_instance(async_to_sync(one)).lock_name() for one in (asend, aload)]
     assert names == [f"{__name__}.asend", f"{__name__}.aload"]
 
@@ -180,13 +176,13 @@ if __name__ == "__main__":
 TRACED = "-m", "trace", "--count", "--no-report", "--ignore-dir=/"
 
 
-def test_scripts_with_functions_of_one_name_have_locks_of_their_own(tmp_path: Path) -> None:
+def test_scripts_with_functions_of_one_name_have_locks_of_their_own(tmp_path):
     """All of them are called __main__."""
     for name in ("nightly", "weekly"):
         (tmp_path / "shop" / f"{name}.py").parent.mkdir(exist_ok=True)
         (tmp_path / "shop" / f"{name}.py").write_text(SCRIPT)
 
-    def said(*command: str) -> list[str]:
+    def said(*command):
         path = os.pathsep.join([str(ROOT), str(tmp_path)])
         run = subprocess.run(
             [sys.executable, *command],
@@ -213,11 +209,11 @@ def test_scripts_with_functions_of_one_name_have_locks_of_their_own(tmp_path: Pa
 
 
 @pytest.fixture
-def skips() -> Iterator[list[dict[str, Any]]]:
+def skips():
     """The skips that the signal tells of."""
-    heard: list[dict[str, Any]] = []
+    heard = []
 
-    def hear(**news: Any) -> None:
+    def hear(**news):
         heard.append(news)
 
     signals.task_skipped.connect(hear)
@@ -252,16 +248,16 @@ def test_what_comes_during_a_run_is_skipped_and_everybody_is_told(
     said = vars(line)
     assert (said["lock"], said["reason"]) == ("import:eu", "busy")
     assert (said["job"], said["alias"]) == (full_name(is_async), "default")
-    assert line.data == skipped  # type: ignore[attr-defined]
+    assert line.data == skipped
     assert line.getMessage().startswith(f"Skipped {full_name(is_async)}: lock 'import:eu' is busy")
 
 
 @pytest.fixture
-def told() -> Iterator[list[dict[str, Any]]]:
+def told():
     """What signals tell of runs: each beginning and each end, and whether the lock is held then."""
-    heard: list[dict[str, Any]] = []
+    heard = []
 
-    def hear(signal: object, lease: Lease | None, **news: Any) -> None:
+    def hear(signal, lease, **news):
         what = "started" if signal is signals.run_started else "ended"
         is_held = lease is not None and lease.held
         heard.append({"what": what, "lease": lease, "is_held": is_held, **news})
@@ -327,10 +323,8 @@ def test_the_outcome_of_a_run_is_one_word(
     assert len(told) == 2 * len(ends)
 
 
-def test_a_coroutine_that_is_closed_outside_of_its_task_raises_nothing_else(
-    redislock: LockTestKit,
-) -> None:
-    seen: list[BaseException] = []
+def test_a_coroutine_that_is_closed_outside_of_its_task_raises_nothing_else(redislock):
+    seen = []
 
     @single_instance("import")
     async def load() -> None:
@@ -340,13 +334,13 @@ def test_a_coroutine_that_is_closed_outside_of_its_task_raises_nothing_else(
             seen.append(error)
             raise
 
-    loading: Any = load()
+    loading = load()
     contextvars.Context().run(asyncio.run, begin(loading))
     loading.close()  # An error of ours would be raised here.
     assert [type(error) for error in seen] == [GeneratorExit]
 
 
-async def begin(coroutine: Any) -> None:
+async def begin(coroutine):
     """Let it go as far as it needs nothing from outside."""
     coroutine.send(None)
 
@@ -355,12 +349,12 @@ async def begin(coroutine: Any) -> None:
 def test_a_child_that_is_forked_in_the_body_tells_of_no_end(
     redislock: LockTestKit, is_async: bool
 ) -> None:
-    ends: list[str] = []
+    ends = []
 
-    def hear(signal: object, outcome: str, **news: Any) -> None:
+    def hear(signal, outcome, **news):
         ends.append(outcome)
 
-    async def ahear(signal: object, outcome: str, **news: Any) -> None:
+    async def ahear(signal, outcome, **news):
         ends.append(outcome)  # A receiver that blocks would need a thread.
 
     class Told(Monitor):
@@ -368,23 +362,23 @@ def test_a_child_that_is_forked_in_the_body_tells_of_no_end(
 
         timeout = 2 * HUNG
 
-    def work() -> int:
+    def work():
         if os.fork():
             return os.wait()[1]
         raise InterruptedError  # In the child.
 
-    async def awork() -> int:
+    async def awork():
         return work()
 
-    run: Any = single_instance("import", monitor=Told())(awork if is_async else work)
+    run = single_instance("import", monitor=Told())(awork if is_async else work)
 
-    async def call() -> Any:
+    async def call():
         try:
             return await run() if is_async else run()
         except InterruptedError:
             os._exit(len(ends))
 
-    def call_in_loop() -> list[Any]:
+    def call_in_loop():
         if is_async:
             return [asyncio.run(call()), *ends]
         with pytest.raises(StopIteration) as stopped:  # Without a loop.
@@ -419,14 +413,14 @@ def test_after_a_success_min_hold_and_once_skip_what_comes_later(
 def test_a_conflict_raises_waits_or_is_given_to_a_function(
     redislock: LockTestKit, is_async: bool
 ) -> None:
-    def answer(conflict: Conflict) -> Any:
+    def answer(conflict):
         seen.append(conflict)
         return later() if is_async else "sorry"
 
-    async def later() -> str:
+    async def later():
         return "sorry"
 
-    seen: list[Conflict] = []
+    seen = []
     with redislock.simulate_held_by_other("import"):
         with pytest.raises(LockTimeout, match=OTHER):
             job("import", is_async=is_async, on_conflict="raise")("eu")
@@ -438,8 +432,8 @@ def test_a_conflict_raises_waits_or_is_given_to_a_function(
     assert (conflict.lock, conflict.holder, conflict.cooling) == ("import", OTHER, False)
 
 
-async def test_waiting_runs_are_served_one_after_the_other(locks: Locks) -> None:
-    inside: list[int] = []
+async def test_waiting_runs_are_served_one_after_the_other(locks):
+    inside = []
 
     @single_instance("import", on_conflict="wait", wait=math.inf)
     async def load(number: int) -> int:
@@ -449,10 +443,10 @@ async def test_waiting_runs_are_served_one_after_the_other(locks: Locks) -> None
         inside.remove(number)
         return number
 
-    assert sorted(await asyncio.gather(*map(load, range(3)))) == [0, 1, 2]  # type: ignore[type-var]
+    assert sorted(await asyncio.gather(*map(load, range(3)))) == [0, 1, 2]
 
 
-async def test_a_skip_needs_no_thread_of_the_event_loop(redislock: LockTestKit) -> None:
+async def test_a_skip_needs_no_thread_of_the_event_loop(redislock):
     """All of them may wait for that run; and when the interpreter ends, there are none."""
     threads = ThreadPoolExecutor()
     threads.shutdown()
@@ -470,15 +464,15 @@ async def test_a_skip_needs_no_thread_of_the_event_loop(redislock: LockTestKit) 
 def test_the_body_of_a_run_without_redis_handles_no_error_of_ours(
     redislock: LockTestKit, is_async: bool
 ) -> None:
-    def work() -> object:
+    def work():
         return sys.exc_info()[1]
 
-    async def awork() -> object:
+    async def awork():
         return work()
 
     run = single_instance("import", on_unavailable="run")(awork if is_async else work)
     with redislock.simulate_unavailable():
-        assert (asyncio.run(run()) if is_async else run()) is None  # type: ignore[arg-type]
+        assert (asyncio.run(run()) if is_async else run()) is None
 
 
 @blocking_or_not
@@ -492,10 +486,8 @@ def test_without_redis_it_raises_or_runs_without_the_lock(
     assert "runs WITHOUT its lock" in caplog.text
 
 
-async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(
-    locks: Locks,
-) -> None:
-    def work() -> int | None:
+async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(locks):
+    def work():
         lease = current_lease()
         return lease and lease.permit
 
@@ -508,7 +500,7 @@ async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(
             raise ZeroDivisionError
         return work()
 
-    permits: list[int | None] = []
+    permits = []
     both_run = asyncio.Event()
     first, second = asyncio.ensure_future(load()), asyncio.ensure_future(load(fail=True))
     await both_run.wait()
@@ -527,7 +519,7 @@ async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(
 
 @blocking_or_not
 def test_a_run_with_a_limit_costs_one_request_at_each_end(locks: Locks, is_async: bool) -> None:
-    def requests() -> int:
+    def requests():
         sent = calls(locks.redis.info("commandstats"))
         return sum(sent.get(name, 0) for name in ("evalsha", "eval"))
 
@@ -572,7 +564,7 @@ def test_a_skip_says_which_limit_was_taken_and_its_record_by_whom(
     assert f"because it was busy ({skipped['holder']})" in str(record.last_skip)
 
 
-def test_limits_say_the_names_and_numbers_alone() -> None:
+def test_limits_say_the_names_and_numbers_alone():
     limits = [Limit("import", 2)]
     with pytest.raises(ValueError, match="leave the name out"):
         single_instance("import", limits=limits)(full_name)
@@ -586,7 +578,7 @@ def test_limits_say_the_names_and_numbers_alone() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_once_in_the_database_and_a_transaction_around_the_body(redislock: LockTestKit) -> None:
+def test_once_in_the_database_and_a_transaction_around_the_body(redislock):
     run = job("import:{source}", atomic=True, once="database")
     with pytest.raises(ZeroDivisionError):
         run("eu", ZeroDivisionError())
@@ -609,7 +601,7 @@ def test_a_run_within_itself_is_refused_if_it_would_wait(
         await again_later()
 
     with pytest.raises(LockMisuse, match=r"never end.*`__wrapped__`"):
-        asyncio.run(again_later()) if is_async else again()  # type: ignore[func-returns-value]
+        asyncio.run(again_later()) if is_async else again()
 
 
 @blocking_or_not
@@ -671,11 +663,11 @@ def test_the_record_of_a_job_is_that_of_all_its_names(
         call_command(*probe, "shop.other")
     with pytest.raises(CommandError, match="--job goes with neither"):
         call_command(*probe, "shop.other", "import:eu")
-    assert held.job("backup.sh").last_success.owner.task == "backup.sh"  # type: ignore[union-attr]
+    assert held.job("backup.sh").last_success.owner.task == "backup.sh"
 
 
-def test_what_is_no_function_runs_as_a_job_too(redislock: LockTestKit) -> None:
-    assert run_job("backup.sh", "backup", current_lease).name == "backup"  # type: ignore[union-attr]
+def test_what_is_no_function_runs_as_a_job_too(redislock):
+    assert run_job("backup.sh", "backup", current_lease).name == "backup"
     with redislock.simulate_held_by_other("backup"):
         assert run_job("backup.sh", "backup", lambda: 1, JobOptions()) == {
             "skipped": "busy",
@@ -702,22 +694,20 @@ def test_what_is_no_function_runs_as_a_job_too(redislock: LockTestKit) -> None:
         ({"monitor": "nightly"}, "monitor must be a monitor"),
     ],
 )
-def test_run_job_checks_its_options_as_a_decorator_does(
-    redislock: LockTestKit, options: dict[str, Any], says: str
-) -> None:
+def test_run_job_checks_its_options_as_a_decorator_does(redislock, options, says):
     with pytest.raises(ValueError, match=says):
         run_job("backup.sh", "backup", pytest.fail, JobOptions(**options))
     assert not held.list()
 
 
-def test_run_job_takes_durations_as_a_decorator_does(redislock: LockTestKit) -> None:
-    hour: Any = timedelta(hours=1)
+def test_run_job_takes_durations_as_a_decorator_does(redislock):
+    hour = timedelta(hours=1)
     assert run_job("backup.sh", "backup", lambda: 1, JobOptions(ttl=hour, min_hold=hour)) == 1
     assert run_job("backup.sh", "backup", pytest.fail)["skipped"] == "cooling"
 
 
-def test_run_job_takes_a_job_with_a_name_and_no_dictionary(redislock: LockTestKit) -> None:
-    given: Any = {"ttl": 60}
+def test_run_job_takes_a_job_with_a_name_and_no_dictionary(redislock):
+    given = {"ttl": 60}
     with pytest.raises(TypeError, match=r"such as JobOptions\(ttl=60\), not {"):
         run_job("backup.sh", "backup", pytest.fail, given)
     with pytest.raises(ValueError, match="job must be a non-empty string"):
@@ -729,7 +719,7 @@ def test_run_job_takes_a_job_with_a_name_and_no_dictionary(redislock: LockTestKi
 # --- Skipped --------------------------------------------------------------------------------------
 
 
-def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere() -> None:
+def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere():
     skipped = Skipped(skipped="busy", lock="import:eu")
     assert not skipped
     again = pickle.loads(pickle.dumps(skipped))
@@ -744,7 +734,7 @@ def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere() -> None:
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_celery_has_the_same_skips(redislock: LockTestKit, serializer: str) -> None:
+def test_celery_has_the_same_skips(redislock, serializer):
     with celery_app(**EAGER):
 
         @single_instance_task(key="import", name=f"tests.jobs.{serializer}", serializer=serializer)
@@ -761,15 +751,15 @@ def test_celery_has_the_same_skips(redislock: LockTestKit, serializer: str) -> N
 # --- refused at import ----------------------------------------------------------------------------
 
 
-def load(source: str) -> None:
+def load(source):
     """A function to decorate."""
 
 
-async def aload(source: str) -> None:
+async def aload(source):
     """A coroutine function to decorate."""
 
 
-def generate() -> Iterator[int]:
+def generate():
     """Runs too late."""
     yield 1
 
@@ -797,9 +787,7 @@ def generate() -> Iterator[int]:
         ({}, staticmethod(load), TypeError, "write @staticmethod above @single_instance"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_to_write(
-    options: dict[str, Any], function: Any, error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_meant_is_refused_with_what_to_write(options, function, error, message):
     with pytest.raises(error, match=message):
         single_instance(**options)(function)
     if not options:
@@ -807,12 +795,12 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(
             single_instance(function)
 
 
-def test_a_celery_task_belongs_above() -> None:
+def test_a_celery_task_belongs_above():
     with celery_app(**EAGER), pytest.raises(TypeError, match="Write @shared_task above"):
         single_instance("import")(shared_task(load))
 
 
-async def agenerate() -> AsyncIterator[int]:
+async def agenerate():
     """Runs too late."""
     yield 1
 
@@ -825,10 +813,10 @@ WORK_TO_DO = [lambda: aload("eu"), generate, agenerate]
 def test_a_function_that_returns_work_still_to_do_has_failed(
     redislock: LockTestKit, is_async: bool, work: Callable[[], Any]
 ) -> None:
-    async def astarted() -> Any:
+    async def astarted():
         return work()
 
-    def started() -> Any:
+    def started():
         return work()
 
     run = single_instance("import")(astarted if is_async else started)
@@ -849,9 +837,7 @@ def test_a_function_that_returns_work_still_to_do_has_failed(
         (None, r"run_job\(\) calls a function, not None"),
     ],
 )
-def test_run_job_refuses_work_that_would_run_after_its_call(
-    redislock: LockTestKit, work: Any, says: str
-) -> None:
+def test_run_job_refuses_work_that_would_run_after_its_call(redislock, work, says):
     with pytest.raises(TypeError, match=says):
         run_job("backup.sh", "backup", work)
     record = held.record("backup")

@@ -20,13 +20,10 @@ import tempfile
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple
 
 from tests import ROOT
 from tests.mutants.mutating import Mutant, mutants_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = ROOT / "django_redislock"
 EXPLAINED = Path(__file__).with_name("survivors.toml")
@@ -41,13 +38,13 @@ class Tests(NamedTuple):
     processes: int = 1  # More for those that mostly wait.
 
 
-def of(*names: str, only: str = "memory", marked: str = "", processes: int = 1) -> Tests:
+def of(*names, only="memory", marked="", processes=1):
     """Those of some files that answer at once, where *only* is true of their names."""
     files = [f"tests/{name}.py" if "/" in name else f"tests/{name}" for name in names]
     return Tests(("--quick", "-k", only, "-m", marked, *files), processes)
 
 
-def of_rules(*names: str) -> tuple[Tests, ...]:
+def of_rules(*names):
     """Those of some files that need no server, then what else a file of rules may break."""
     first = of(
         *(name if "/" in name else f"rules/test_{name}" for name in names), only="not redis-"
@@ -117,28 +114,28 @@ class Case(NamedTuple):
     mutant: Mutant
 
     @property
-    def key(self) -> str:
+    def key(self):
         return _key(self.path, self.was, self.becomes, self.nth)
 
 
 class Copy:
     """A copy of the repository, to be mutated, and what runs its tests."""
 
-    def __init__(self, folder: Path, quick: bool) -> None:
+    def __init__(self, folder, quick):
         ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
         shutil.copytree(ROOT, folder, ignore=ignored)
         self._folder = folder
         self._quick = quick
-        self._suites: dict[Tests, Suite] = {}
+        self._suites = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         for suite in self._suites.values():
             suite.close()
 
-    def trial(self, case: Case) -> Trial:
+    def trial(self, case):
         """Run the tests with a mutant until one of them fails."""
         file = PACKAGE.relative_to(ROOT) / case.path
         copied = self._folder / file
@@ -165,7 +162,7 @@ class Copy:
                 return Trial(True, seconds)
         return Trial(False, seconds)
 
-    def _suite(self, tests: Tests) -> Suite:
+    def _suite(self, tests):
         if tests not in self._suites:
             suite = self._suites[tests] = Suite(self._folder, tests)
             run = suite.run()
@@ -178,7 +175,7 @@ class Copy:
 class Suite:
     """A process that has collected tests, to run them again and again; see forking.py."""
 
-    def __init__(self, folder: Path, tests: Tests) -> None:
+    def __init__(self, folder, tests):
         self._processes = tests.processes
         self._process = subprocess.Popen(
             [sys.executable, FORKING, *LIMITS, *tests.arguments],
@@ -190,13 +187,13 @@ class Suite:
             process_group=0,  # Ctrl-C is for us.
         )
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.close()
 
-    def run(self, mutated: Path | None = None, *, only: str = "") -> Run:
+    def run(self, mutated=None, *, only=""):
         """Run the tests, or one of them, with the mutant that stands in a file."""
         processes = 1 if only else self._processes
         question = json.dumps([processes, mutated and str(mutated), only])
@@ -211,7 +208,7 @@ class Suite:
         # Without an answer, the tests could not even be collected.
         return Run(*json.loads(answer)) if answer else Run(False, 0.0)
 
-    def close(self) -> None:
+    def close(self):
         self._process.terminate()
         self._process.communicate()
 
@@ -232,24 +229,24 @@ class Trial(NamedTuple):
     seconds: float  # Of processor time.
 
 
-def _seconds_of_children() -> float:
+def _seconds_of_children():
     """Of processor time, of those that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def _write(file: Path, source: str) -> None:
+def _write(file, source):
     second = file.stat().st_mtime // 1 + 1
     file.write_text(source)
     # By its second and its length, Python knows whether it has compiled a file already.
     os.utime(file, (second, second))
 
 
-def _key(*parts: object) -> str:
+def _key(*parts):
     return json.dumps(parts, ensure_ascii=False)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("paths", nargs="*", help="such as rules/*.py; all, by default")
     parser.add_argument("--sample", type=int, help="so many, chosen by chance")
@@ -280,7 +277,7 @@ def main() -> None:
     sys.exit("\n".join(["", "survive:", *map(_told, unexplained)]) if unexplained else 0)
 
 
-def cases_of(patterns: list[str]) -> list[Case]:
+def cases_of(patterns):
     """All mutants of the files that match one of these."""
     found = []
     for file in dict.fromkeys(file for room in ROOMS for file in sorted(PACKAGE.glob(room))):
@@ -290,8 +287,8 @@ def cases_of(patterns: list[str]) -> list[Case]:
     return found
 
 
-def _cases(path: str, file: Path) -> Iterator[Case]:
-    seen: Counter[tuple[str, str]] = Counter()
+def _cases(path, file):
+    seen = Counter()
     source = file.read_text()
     for mutant in mutants_of(file):
         was = _lines(source, mutant.at, mutant.old)
@@ -300,12 +297,12 @@ def _cases(path: str, file: Path) -> Iterator[Case]:
         seen[was, becomes] += 1
 
 
-def room_of(path: str) -> str:
+def room_of(path):
     """The pattern of ROOMS by which a file is mutated."""
     return next(pattern for pattern in ROOMS if Path(path).match(pattern))
 
 
-def explanations() -> dict[str, str]:
+def explanations():
     """Why a mutant may survive, by its key."""
     every = tomllib.loads(EXPLAINED.read_text())["survivor"]
     return {
@@ -314,24 +311,24 @@ def explanations() -> dict[str, str]:
     }
 
 
-def _lines(text: str, at: int, part: str) -> str:
+def _lines(text, at, part):
     """The lines of a text that a part of it stands on, as one."""
     first = text.count("\n", 0, at)
     lines = text.split("\n")[first : first + part.count("\n") + 1]
     return " ".join(" ".join(lines).split())
 
 
-def _known() -> dict[str, Trial]:
+def _known():
     if not RESULTS.exists():
         return {}
     lines = map(json.loads, RESULTS.read_text().splitlines())
     return {key: Trial(killed, seconds) for key, killed, seconds in lines}
 
 
-def _report(cases: list[Case], results: dict[str, Trial], explained: set[str]) -> None:
+def _report(cases, results, explained):
     """Print what is known of these, from this run and those before it."""
     print(f"\n{'killed':>8} {'explained':>10} {'survive':>8} {'untried':>8}  file")
-    counted: dict[str, Counter[str]] = {}
+    counted = {}
     for case in cases:
         trial = results.get(case.key)
         outcome = "untried" if trial is None else "killed" if trial.killed else "survive"

@@ -23,12 +23,8 @@ from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NOT_IN_PLACE = 99  # The exit status.
 PARTS = (
@@ -44,15 +40,15 @@ class NotInPlace(Exception):
 class Forking:
     """The plugin that runs the tests again and again."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._questions, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
         self._told = TemporaryFile("a+b")  # noqa: SIM115 - forks write to it.
-        self._took: dict[str, float] = {}  # Seconds, by test.
-        self._sources: dict[Path, str] = {}  # As they were collected.
+        self._took = {}  # Seconds, by test.
+        self._sources = {}  # As they were collected.
         self._is_fork = False
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+    def pytest_runtestloop(self, session):
         """Answer all questions. In a fork it is called again, and leaves it to pytest."""
         if self._is_fork:
             return None
@@ -87,15 +83,7 @@ class Forking:
             print(json.dumps([passed, took, *failed]), file=self._answers, flush=True)
         return True
 
-    def _run(
-        self,
-        session: pytest.Session,
-        processes: int,
-        mutated: str | None,
-        only: str,
-        functions: list[FunctionType],
-        most: int | None,
-    ) -> NoReturn:
+    def _run(self, session, processes, mutated, only, functions, most):
         self._is_fork = True
         os.setpgid(0, 0)  # To be ended with all that it starts.
         status = 1
@@ -115,7 +103,7 @@ class Forking:
         finally:
             os._exit(status)
 
-    def _is_part(self, session: pytest.Session, processes: int) -> bool:
+    def _is_part(self, session, processes):
         """Share the tests out to forks. In each return True; here, False when all have passed."""
         for part in range(processes):
             if not os.fork():
@@ -126,18 +114,18 @@ class Forking:
                 os._exit(1)  # The others are ended with the group.
         return False
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report):
         if report.failed:
             self._tell({}, report)
             os._exit(1)
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
 
-    def _tell(self, took: dict[str, float], failed: pytest.TestReport | None = None) -> None:
+    def _tell(self, took, failed=None):
         """Let the process that has forked this one know."""
         how = failed and [failed.nodeid, failed.longreprtext]
         os.write(self._told.fileno(), json.dumps([took, how]).encode() + b"\n")
 
-    def _put_in_place(self, path: Path, functions: list[FunctionType]) -> None:
+    def _put_in_place(self, path, functions):
         """Let what is imported be as the file is now.
 
         Raises:
@@ -158,14 +146,14 @@ class Forking:
                         function.__code__ = new
 
 
-def _read_scripts_again() -> None:
+def _read_scripts_again():
     from django_redislock.rules import scripts
 
     spec = scripts.__spec__
     assert spec
     fresh = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = fresh
-    spec.loader.exec_module(fresh)  # type: ignore[union-attr]
+    spec.loader.exec_module(fresh)
     sys.modules[spec.name] = scripts
     for name, script in vars(scripts).items():
         if isinstance(script, scripts.Script):
@@ -173,7 +161,7 @@ def _read_scripts_again() -> None:
                 object.__setattr__(script, field.name, getattr(vars(fresh)[name], field.name))
 
 
-def _changes(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+def _changes(old, new):
     """The functions that differ, in both versions."""
     if _is_same(old, new):
         return
@@ -185,12 +173,12 @@ def _changes(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]
         yield from _changes(one, other)
 
 
-def _is_same(one: CodeType, other: CodeType) -> bool:
+def _is_same(one, other):
     """Whether two codes are the same, wherever they stand."""
     return _is_alike(one, other) and all(map(_is_same, _inner(one), _inner(other)))
 
 
-def _is_alike(one: CodeType, other: CodeType) -> bool:
+def _is_alike(one, other):
     """Whether they differ at most in the codes of functions and classes within them."""
     return (
         all(getattr(one, part) == getattr(other, part) for part in PARTS)
@@ -199,28 +187,28 @@ def _is_alike(one: CodeType, other: CodeType) -> bool:
     )
 
 
-def _inner(code: CodeType) -> list[CodeType]:
+def _inner(code):
     return [one for one in code.co_consts if isinstance(one, CodeType)]
 
 
-def _constants(code: CodeType) -> list[Any]:
+def _constants(code):
     # True is no 1, though it equals it.
     return [(type(one), repr(one)) for one in code.co_consts if not isinstance(one, CodeType)]
 
 
-def _end_group(child: int) -> None:
+def _end_group(child):
     try:
         os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return  # It has left nothing.
 
 
-def _seconds() -> float:
+def _seconds():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
+def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.path[0] = str(Path.cwd())  # In place of the folder of this file.
     forking = Forking()

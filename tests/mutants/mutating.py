@@ -10,13 +10,9 @@ import ast
 import io
 import re
 import tokenize
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import lupa.lua51
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # What both languages write alike.
 COMMON = {
@@ -66,12 +62,12 @@ class Mutant(NamedTuple):
     old: str
     new: str
 
-    def applied_to(self, source: str) -> str:
+    def applied_to(self, source):
         assert source.startswith(self.old, self.at)
         return source[: self.at] + self.new + source[self.at + len(self.old) :]
 
 
-def mutants_of(path: Path) -> list[Mutant]:
+def mutants_of(path):
     """All mutants of a file that can be compiled, in the order of its text."""
     source = path.read_text()
     is_python = path.suffix == ".py"
@@ -80,7 +76,7 @@ def mutants_of(path: Path) -> list[Mutant]:
     return [mutant for mutant in found if compiles(mutant.applied_to(source))]
 
 
-def _is_python(source: str) -> bool:
+def _is_python(source):
     try:
         ast.parse(source)
     except SyntaxError:
@@ -88,7 +84,7 @@ def _is_python(source: str) -> bool:
     return True
 
 
-def _is_lua(source: str) -> bool:
+def _is_lua(source):
     try:
         lupa.lua51.LuaRuntime().compile(source)
     except lupa.lua51.LuaSyntaxError:
@@ -96,7 +92,7 @@ def _is_lua(source: str) -> bool:
     return True
 
 
-def _of_python(source: str) -> Iterator[Mutant]:
+def _of_python(source):
     tree = ast.parse(source)
     code = _python_code(source)
     for at, old, new in _replaced(code, PYTHON):
@@ -108,13 +104,13 @@ def _of_python(source: str) -> Iterator[Mutant]:
         starts.append(starts[-1] + len(line.encode()))
     for node in ast.walk(tree):
         if new := _instead_of(node):
-            begin = starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
-            end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+            begin = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
             before, old = source.encode()[:begin].decode(), source.encode()[begin:end].decode()
             yield _mutant(source, len(before), old, new)
 
 
-def _instead_of(node: ast.AST) -> str | None:
+def _instead_of(node):
     """What a statement becomes whose effect is taken away; None if it has none to lose."""
     match node:
         case ast.Expr(value=ast.Constant()):
@@ -128,7 +124,7 @@ def _instead_of(node: ast.AST) -> str | None:
     return None
 
 
-def _python_code(source: str) -> str:
+def _python_code(source):
     """The source with blanks for comments and strings."""
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -146,7 +142,7 @@ TEXT = {tokenize.COMMENT, tokenize.STRING}
 TEXT |= {getattr(tokenize, name) for name in ("FSTRING_MIDDLE",) if hasattr(tokenize, name)}
 
 
-def _of_lua(source: str) -> Iterator[Mutant]:
+def _of_lua(source):
     code = re.sub(r"--[^\n]*|'[^'\n]*'|\"[^\"\n]*\"", lambda text: _blank(text[0]), source)
     for at, old, new in _replaced(code, LUA):
         yield _mutant(source, at, old, new)
@@ -156,7 +152,7 @@ def _of_lua(source: str) -> Iterator[Mutant]:
         yield _mutant(source, answer.start(1), source[slice(*answer.span(1))], "false")
 
 
-def _replaced(code: str, table: dict[str, str]) -> Iterator[tuple[int, str, str]]:
+def _replaced(code, table):
     longest_first = sorted(table, key=len, reverse=True)
     whole_words = (re.sub(r"^(?=\w)|(?<=\w)$", r"\\b", re.escape(old)) for old in longest_first)
     for found in re.finditer("|".join(whole_words), code):
@@ -165,9 +161,9 @@ def _replaced(code: str, table: dict[str, str]) -> Iterator[tuple[int, str, str]
         yield number.start(), number[0], str(int(number[0]) + 1)
 
 
-def _mutant(source: str, at: int, old: str, new: str) -> Mutant:
+def _mutant(source, at, old, new):
     return Mutant(source.count("\n", 0, at) + 1, at, old, new)
 
 
-def _blank(text: str) -> str:
+def _blank(text):
     return re.sub(r"[^\n]", "\0", text)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.mutants import __main__ as program
 from tests.mutants.mutating import mutants_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PYTHON = '''
 def may(age, limit):
@@ -35,12 +31,12 @@ end
 """
 
 
-def changes(file: Path) -> set[tuple[str, str]]:
+def changes(file):
     """What is replaced by what in a file."""
     return {(one.old.strip(), one.new.strip()) for one in mutants_of(file)}
 
 
-def test_of_python_code_each_part_that_decides_something_is_changed(tmp_path: Path) -> None:
+def test_of_python_code_each_part_that_decides_something_is_changed(tmp_path):
     file = tmp_path / "may.py"
     file.write_text(PYTHON)
     # Before Python 3.12, an f-string is all text.
@@ -56,7 +52,7 @@ def test_of_python_code_each_part_that_decides_something_is_changed(tmp_path: Pa
     }
 
 
-def test_of_lua_code_too(tmp_path: Path) -> None:
+def test_of_lua_code_too(tmp_path):
     file = tmp_path / "may.lua"
     file.write_text(LUA)
     assert changes(file) == {
@@ -74,7 +70,7 @@ def test_of_lua_code_too(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path, monkeypatch):
     """One that has a rule, and a test of half of it."""
     rules = tmp_path / "shop" / "rules"
     rules.mkdir(parents=True)
@@ -96,16 +92,14 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+def run(capsys):
     """With what the program exits, and what it has printed."""
     with pytest.raises(SystemExit) as ended:
         program.main()
     return ended.value.code, capsys.readouterr().out
 
 
-def test_a_survivor_is_an_error_until_it_is_explained(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_survivor_is_an_error_until_it_is_explained(repository, capsys):
     code, printed = run(capsys)
     assert "return age >= OLD" in str(code)
     outcomes = [line.split() for line in printed.splitlines() if "rules/ages.py:" in line]
@@ -130,15 +124,13 @@ def test_a_survivor_is_an_error_until_it_is_explained(
     assert printed.splitlines()[-1].split() == ["2", "1", "0", "0", "rules/*"]
 
 
-def test_tests_that_fail_anyway_prove_nothing(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tests_that_fail_anyway_prove_nothing(repository, capsys):
     (repository / "test_ages.py").write_text("def test_it():\n    assert False\n")
     code, _ = run(capsys)
     assert "fail without any mutant" in str(code)
 
 
-def test_each_survivor_that_is_explained_is_a_mutant() -> None:
+def test_each_survivor_that_is_explained_is_a_mutant():
     explained = program.explanations()
     paths = [json.loads(key)[0] for key in explained]
     mutants = {case.key for case in program.cases_of(paths or ["-"])}

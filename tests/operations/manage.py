@@ -7,7 +7,7 @@ import sys
 from django.core.management import execute_from_command_line
 
 
-def main() -> None:
+def main():
     """In a child: run the command that the arguments name."""
     # A fork has the streams that the nursery has opened, which were on files of another kind.
     for number, name in enumerate(("stdin", "stdout", "stderr")):

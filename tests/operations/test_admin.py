@@ -9,7 +9,7 @@ import re
 import uuid
 from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib import admin
@@ -43,11 +43,7 @@ from tests.support.stored import NEWER_ID, newer_lease
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from django.test.client import _MonkeyPatchedWSGIResponse as Page
-
-    from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
+    pass
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("locks")]
 
@@ -56,10 +52,10 @@ RELEASE = f"{LIST}force-release/"
 
 
 @pytest.fixture
-def sign_in(db: None) -> Callable[..., Client]:
+def sign_in(db):
     """Return the browser of one of the users in tests/support/site.py."""
 
-    def sign_in(name: str, **options: Any) -> Client:
+    def sign_in(name, **options):
         client = Client(**options)
         client.force_login(site.add_user(name))
         return client
@@ -68,39 +64,39 @@ def sign_in(db: None) -> Callable[..., Client]:
 
 
 @pytest.fixture
-def operator(sign_in: Callable[..., Client]) -> Client:
+def operator(sign_in):
     """The browser of a user who may look and release."""
     return sign_in("operator")
 
 
-def detail(name: str, alias: str = "default", permit: int = 1) -> str:
+def detail(name, alias="default", permit=1):
     """The address of a lock's page, or of one of its permits."""
     key = quote(LockPage.named(name, alias, permit).key)
     return reverse("admin:django_redislock_heldlock_change", args=[key])
 
 
-def text(page: Page) -> str:
+def text(page):
     return page.content.decode()
 
 
-def rows(page: Page) -> list[str]:
+def rows(page):
     """The names in the list, in order."""
     return re.findall(r'<bdi class="redislock-name" title="([^"]*)">', text(page))
 
 
-def told(page: Page) -> str:
+def told(page):
     """The messages that the next page will show."""
     return " ".join(str(message) for message in get_messages(page.wsgi_request))
 
 
-def reference(name: str, permit: int | None = None) -> str:
+def reference(name, permit=None):
     """The lease of a lock that is held now, as forms carry it."""
     lock = held.get(name, permit=permit)
     assert lock is not None
     return f"{LockPage.of(lock).key}:{lock.id}"
 
 
-def facts_in(page: Page, part: str = "") -> dict[str, str]:
+def facts_in(page, part=""):
     """What the page of a lock, or a part of it, or the confirmation says, by label."""
     shown = text(page)
     if part:
@@ -116,18 +112,18 @@ def facts_in(page: Page, part: str = "") -> dict[str, str]:
 class Inline(HTMLParser):
     """What a strict Content-Security-Policy forbids."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.found = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         names = dict(attrs)
         if tag == "style" or (tag == "script" and not {"src", "type"} & names.keys()):
             self.found.append(tag)
         self.found += [name for name in names if name == "style" or name.startswith("on")]
 
 
-def test_no_page_has_scripts_or_styles_in_it(sign_in: Callable[..., Client]) -> None:
+def test_no_page_has_scripts_or_styles_in_it(sign_in):
     root = sign_in("root")
     with held_by("lottery", task="lottery.tasks.draw"):
         chosen = {"lease": reference("lottery")}
@@ -151,7 +147,7 @@ def test_no_page_has_scripts_or_styles_in_it(sign_in: Callable[..., Client]) -> 
 
 
 @pytest.mark.parametrize("user", ["root", "operator", "looker"])
-def test_those_with_the_right_to_view_see_locks(sign_in: Callable[..., Client], user: str) -> None:
+def test_those_with_the_right_to_view_see_locks(sign_in, user):
     client = sign_in(user)
     with held_by("lottery"):
         assert rows(client.get(LIST)) == ["lottery"]
@@ -159,7 +155,7 @@ def test_those_with_the_right_to_view_see_locks(sign_in: Callable[..., Client], 
     assert "Held locks" in text(client.get("/admin/"))
 
 
-def test_staff_without_it_sees_nothing(sign_in: Callable[..., Client]) -> None:
+def test_staff_without_it_sees_nothing(sign_in):
     client = sign_in("clerk")
     with held_by("lottery"):
         for address in (LIST, detail("lottery"), f"{LIST}add/"):
@@ -168,7 +164,7 @@ def test_staff_without_it_sees_nothing(sign_in: Callable[..., Client]) -> None:
     assert "Held locks" not in text(client.get("/admin/"))
 
 
-def test_the_right_to_release_alone_shows_nothing(sign_in: Callable[..., Client]) -> None:
+def test_the_right_to_release_alone_shows_nothing(sign_in):
     client = sign_in("clerk")
     right = Permission.objects.get(codename="force_release_heldlock")
     User.objects.get(username="clerk").user_permissions.add(right)
@@ -176,9 +172,7 @@ def test_the_right_to_release_alone_shows_nothing(sign_in: Callable[..., Client]
     assert client.post(RELEASE).status_code == 403
 
 
-def test_those_who_may_only_look_are_offered_no_release_and_get_none(
-    sign_in: Callable[..., Client],
-) -> None:
+def test_those_who_may_only_look_are_offered_no_release_and_get_none(sign_in):
     client = sign_in("looker")
     with held_by("lottery"):
         assert "force_release" not in text(client.get(LIST))
@@ -190,21 +184,21 @@ def test_those_who_may_only_look_are_offered_no_release_and_get_none(
         assert held.get("lottery") is not None
 
 
-def test_nobody_signed_out_sees_anything() -> None:
+def test_nobody_signed_out_sees_anything():
     client = Client()
     for address in (LIST, detail("lottery"), RELEASE):
         assert client.get(address).status_code == 302
 
 
 @pytest.mark.parametrize("what", ["add/", "{key}/delete/"])
-def test_nobody_adds_or_deletes(sign_in: Callable[..., Client], what: str) -> None:
+def test_nobody_adds_or_deletes(sign_in, what):
     client = sign_in("root")
     address = LIST + what.format(key=LockPage.named("lottery", "default").key)
     assert client.get(address).status_code == 403
     assert client.post(address, {"post": "yes"}).status_code == 403
 
 
-def test_nobody_changes(sign_in: Callable[..., Client]) -> None:
+def test_nobody_changes(sign_in):
     client = sign_in("root")
     with held_by("lottery"):
         before = held.get("lottery")
@@ -215,7 +209,7 @@ def test_nobody_changes(sign_in: Callable[..., Client]) -> None:
         assert before.id == after.id
 
 
-def test_only_these_permissions_exist() -> None:
+def test_only_these_permissions_exist():
     names = Permission.objects.filter(content_type__app_label="django_redislock")
     assert {one.codename for one in names} == {
         "view_heldlock",
@@ -229,7 +223,7 @@ def test_only_these_permissions_exist() -> None:
 # --- the list ------------------------------------------------------------------------------------
 
 
-def test_the_list_shows_who_holds_what(operator: Client) -> None:
+def test_the_list_shows_who_holds_what(operator):
     with held_by("lottery", task="lottery.tasks.draw"):
         shown = text(operator.get(LIST))
         lock = held.get("lottery")
@@ -247,13 +241,13 @@ def test_the_list_shows_who_holds_what(operator: Client) -> None:
     assert re.search(r'<progress class="redislock-gauge" max="60.000" value="5\d', shown)
 
 
-def test_an_empty_list_says_so(operator: Client) -> None:
+def test_an_empty_list_says_so(operator):
     assert "No lock is held right now." in text(operator.get(LIST))
     assert "No held lock matches." in text(operator.get(LIST, {"q": "lottery"}))
     assert "Similar names" not in text(operator.get(LIST, {"q": "lottery"}))
 
 
-def test_of_a_misspelt_name_similar_ones_are_shown(operator: Client) -> None:
+def test_of_a_misspelt_name_similar_ones_are_shown(operator):
     run_task("lottery")
     with held_by("lottery:1"):
         page = operator.get(LIST, {"q": "lotery"})
@@ -267,16 +261,14 @@ def test_of_a_misspelt_name_similar_ones_are_shown(operator: Client) -> None:
     assert "Nothing is known of it" not in text(operator.get(detail("lottery")))
 
 
-def test_a_name_goes_on_in_another_line_between_its_words(operator: Client) -> None:
+def test_a_name_goes_on_in_another_line_between_its_words(operator):
     with held_by("customer:77:in<voice>", task="shop.tasks.pay"):
         shown = text(operator.get(LIST))
     assert "customer:<wbr>77:<wbr>in&lt;voice&gt;<" in shown
     assert shown.count("shop.<wbr>tasks.<wbr>pay<") == 2  # In its row, and in the filter.
 
 
-def test_rows_stand_in_the_order_of_their_names_whenever_they_end(
-    operator: Client, locks: Locks
-) -> None:
+def test_rows_stand_in_the_order_of_their_names_whenever_they_end(operator, locks):
     """So no row changes its place with a renewal. Of too many locks the server has one order."""
     with held_by("b", ttl=50), held_by("A", ttl=60), held_by("c", ttl=40):
         page = operator.get(LIST)
@@ -289,12 +281,12 @@ def test_rows_stand_in_the_order_of_their_names_whenever_they_end(
         assert sorted_by(page) == ["expires_in"]
 
 
-def sorted_by(page: Page) -> list[str]:
+def sorted_by(page):
     """The heads that say that the list is sorted by their column."""
     return re.findall(r'class="sortable column-(\w+) sorted', text(page))
 
 
-def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
+def test_each_state_has_its_badge(operator, locks):
     with distributed_lock("cooling", min_hold=60):
         pass
     overdue = distributed_lock("overdue", ttl=60)
@@ -312,7 +304,7 @@ def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
     overdue.release()
 
 
-def test_a_permit_says_which_one_of_how_many_it_is(operator: Client) -> None:
+def test_a_permit_says_which_one_of_how_many_it_is(operator):
     with held_by("report", limit=5), held_by("report", "web-4", limit=5), held_by("lottery"):
         shown = text(operator.get(LIST))
         assert "redislock-permit" in shown
@@ -326,9 +318,7 @@ def test_a_permit_says_which_one_of_how_many_it_is(operator: Client) -> None:
         assert detail("report", permit=2) in text(operator.get(detail("report")))
 
 
-def test_a_lock_that_is_called_as_a_permit_has_a_page_and_an_end_of_its_own(
-    operator: Client,
-) -> None:
+def test_a_lock_that_is_called_as_a_permit_has_a_page_and_an_end_of_its_own(operator):
     with (
         held_by("report", limit=5),
         held_by("report", "permits-host", limit=5),
@@ -368,9 +358,7 @@ def test_a_lock_that_is_called_as_a_permit_has_a_page_and_an_end_of_its_own(
     ],
     ids=str,
 )
-def test_the_list_can_be_searched_filtered_and_sorted(
-    operator: Client, query: dict[str, str], found: list[str]
-) -> None:
+def test_the_list_can_be_searched_filtered_and_sorted(operator, query, found):
     with (
         held_by("a:1", "web-1", ttl=50),
         held_by("a:2", "web-2", ttl=60),
@@ -380,14 +368,14 @@ def test_the_list_can_be_searched_filtered_and_sorted(
 
 
 @pytest.mark.parametrize("limit", [None, 2])
-def test_a_lock_that_was_handed_over_says_so(operator: Client, limit: int | None) -> None:
+def test_a_lock_that_was_handed_over_says_so(operator, limit):
     lock = distributed_lock("lottery", limit=limit, wait=0)
     with lock as lease:
         lease.hand_over()
         assert ">handed over<" in text(operator.get(LIST)).replace("\n", "")
 
 
-def test_filters_offer_what_there_is(operator: Client) -> None:
+def test_filters_offer_what_there_is(operator):
     with held_by("a", "web-1"), held_by("b", "web-2", task="shop.tasks.pay"):
         shown = text(operator.get(LIST, {"host": "web-1"}))
         for choice in ("?host=web-1", "?host=web-2", "task=shop.tasks.pay", "state=cooling"):
@@ -395,7 +383,7 @@ def test_filters_offer_what_there_is(operator: Client) -> None:
         assert "By alias" not in shown
 
 
-def test_locks_of_all_aliases_are_shown(operator: Client, settings: Any) -> None:
+def test_locks_of_all_aliases_are_shown(operator, settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "other": {**one, "KEY_PREFIX": "test-other"}}
     with held_by("lottery"), distributed_lock("prizes", using="other", ttl=90):
@@ -405,7 +393,7 @@ def test_locks_of_all_aliases_are_shown(operator: Client, settings: Any) -> None
         assert operator.get(detail("prizes", "other")).status_code == 200
 
 
-def test_one_alias_that_is_down_does_not_hide_the_others(operator: Client, settings: Any) -> None:
+def test_one_alias_that_is_down_does_not_hide_the_others(operator, settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "down": {"LOCATION": "redis://127.0.0.1:1/0"}}
     with held_by("lottery"):
@@ -420,7 +408,7 @@ def test_one_alias_that_is_down_does_not_hide_the_others(operator: Client, setti
         assert "The locks of down cannot be shown" in text(page)
 
 
-def test_the_list_has_pages(operator: Client, locks: Locks) -> None:
+def test_the_list_has_pages(operator, locks):
     fill(locks, 250)
     names = [f"lock:{number:06}" for number in range(250)]
     assert rows(operator.get(LIST)) == names[:100]
@@ -431,13 +419,13 @@ def test_the_list_has_pages(operator: Client, locks: Locks) -> None:
     assert rows(operator.get(LIST, {"q": "lock:00017"})) == names[170:180]
 
 
-def fill(locks: Locks, count: int, ttl: float = 600) -> None:
+def fill(locks, count, ttl=600):
     """Let there be *count* held locks, lock:000000 being the next to end."""
     owner = Owner(host="web-3", pid=4711, task="t").packed.decode()
     keys = [lock_keys(locks.prefix, f"lock:{number:06}").lock for number in range(count)]
     seconds, us = locks.redis.time()
     now = seconds * 1000 + us // 1000
-    index: dict[str, float] = {}
+    index = {}
     pipeline = locks.redis.pipeline(transaction=False)
     for number, key in enumerate(keys):
         px = int(ttl * 1000) + number
@@ -452,8 +440,8 @@ def fill(locks: Locks, count: int, ttl: float = 600) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_locks_among_a_million_keys_are_listed_in_few_round_trips(
-    operator: Client, locks: Locks, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    operator, locks, make_server, monkeypatch
+):
     server = make_server(enable_debug_command="yes")
     locks.on(server)
     patient = server.client(socket_timeout=HUNG)
@@ -481,13 +469,13 @@ def test_a_hundred_thousand_locks_among_a_million_keys_are_listed_in_few_round_t
     assert not used & {"cmdstat_scan", "cmdstat_keys"}
 
 
-def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def count_round_trips(monkeypatch):
     """What is sent to a server and awaited, from now on."""
-    trips: list[str] = []
+    trips = []
     for name in ("execute", "send"):
         send = getattr(Connection, name)
 
-        def counted(connection: Any, *args: Any, _send: Any = send, _name: str = name) -> Any:
+        def counted(connection, *args, _send=send, _name=name):
             trips.append(_name)
             return _send(connection, *args)
 
@@ -498,9 +486,7 @@ def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --- one lock ------------------------------------------------------------------------------------
 
 
-def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(
-    operator: Client, spawn: Spawn
-) -> None:
+def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(operator, spawn):
     for success in (True, False):
         lock = distributed_lock("lottery", ttl=10)
         assert lock.acquire()
@@ -520,13 +506,13 @@ def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(
         assert "<svg" in shown
 
 
-def wait_for(name: str) -> None:
+def wait_for(name):
     """In a child."""
     with distributed_lock(name, wait=60):
         hear()
 
 
-def test_the_page_of_a_free_lock_says_that_nobody_holds_it(operator: Client) -> None:
+def test_the_page_of_a_free_lock_says_that_nobody_holds_it(operator):
     page = operator.get(detail("lottery"))
     assert page.status_code == 200
     assert "Nobody holds this lock right now." in text(page)
@@ -534,13 +520,13 @@ def test_the_page_of_a_free_lock_says_that_nobody_holds_it(operator: Client) -> 
 
 
 @pytest.mark.parametrize("key", ["x", "____", "bG90dGVyeQ", "%00", "..", "a" * 3000])
-def test_an_address_that_is_none_leads_back(operator: Client, key: str) -> None:
+def test_an_address_that_is_none_leads_back(operator, key):
     page = operator.get(f"{LIST}{key}/change/")
     assert page.status_code in {302, 404}
 
 
 @pytest.mark.parametrize("query", ["host", "task", "state", "alias"])
-def test_a_filter_value_that_is_none_finds_nothing(operator: Client, query: str) -> None:
+def test_a_filter_value_that_is_none_finds_nothing(operator, query):
     with held_by("lottery"):
         assert rows(operator.get(LIST, {query: "nope"})) == []
 
@@ -548,12 +534,12 @@ def test_a_filter_value_that_is_none_finds_nothing(operator: Client, query: str)
 @pytest.mark.parametrize(
     "query", ["o=x", "o=999.-7.", "p=999", "p=-1", "p=x", "all=", "e=1", "x=y"]
 )
-def test_an_odd_query_is_put_up_with(operator: Client, query: str) -> None:
+def test_an_odd_query_is_put_up_with(operator, query):
     with held_by("lottery"):
         assert rows(operator.get(f"{LIST}?{query}", follow=True)) == ["lottery"]
 
 
-def test_an_alias_that_is_none_is_a_message(operator: Client) -> None:
+def test_an_alias_that_is_none_is_a_message(operator):
     page = operator.get(detail("lottery", "nope"))
     assert page.status_code == 200
     assert "no alias" in text(page)
@@ -562,20 +548,18 @@ def test_an_alias_that_is_none_is_a_message(operator: Client) -> None:
 # --- force release -------------------------------------------------------------------------------
 
 
-def confirm(client: Client, *names: str) -> Page:
+def confirm(client, *names):
     """Tick locks in the list and press Go."""
     ticked = [reference(name) for name in names]
     return client.post(LIST, {"action": "force_release", "_selected_action": ticked, "index": "0"})
 
 
-def leases_in(page: Page) -> list[str]:
+def leases_in(page):
     """The leases in the form of a page."""
     return re.findall(r'name="lease" value="([^"]+)"', text(page))
 
 
-def test_the_confirmation_shows_exactly_what_will_be_freed_and_frees_nothing(
-    operator: Client,
-) -> None:
+def test_the_confirmation_shows_exactly_what_will_be_freed_and_frees_nothing(operator):
     with held_by("a"), held_by("b"), held_by("c"):
         page = confirm(operator, "a", "c")
         assert leases_in(page) == [reference("a"), reference("c")]
@@ -584,9 +568,7 @@ def test_the_confirmation_shows_exactly_what_will_be_freed_and_frees_nothing(
         assert [lock.name for lock in held.list()] == ["a", "b", "c"]
 
 
-def test_the_button_on_the_page_of_a_lock_leads_to_the_same_confirmation(
-    operator: Client,
-) -> None:
+def test_the_button_on_the_page_of_a_lock_leads_to_the_same_confirmation(operator):
     with held_by("lottery"):
         (lease,) = leases_in(operator.get(detail("lottery")))
         page = operator.post(RELEASE, {"lease": lease})
@@ -594,9 +576,7 @@ def test_the_button_on_the_page_of_a_lock_leads_to_the_same_confirmation(
         assert held.get("lottery") is not None
 
 
-def test_a_confirmed_release_ends_the_lease_and_is_logged(
-    operator: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_confirmed_release_ends_the_lease_and_is_logged(operator, caplog):
     with held_by("lottery") as _:
         lock = held.get("lottery")
         assert lock is not None
@@ -624,7 +604,7 @@ def test_a_confirmed_release_ends_the_lease_and_is_logged(
     assert "lottery" in text(operator.get("/admin/"))
 
 
-def test_many_are_released_at_once(operator: Client) -> None:
+def test_many_are_released_at_once(operator):
     with held_by("a"), held_by("b"), held_by("c"):
         leases = leases_in(confirm(operator, "a", "b"))
         page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
@@ -634,7 +614,7 @@ def test_many_are_released_at_once(operator: Client) -> None:
 
 
 @pytest.mark.proves("P9")
-def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
+def test_a_stale_confirmation_frees_nobody_newer(operator):
     lock = distributed_lock("lottery")
     assert lock.acquire()
     leases = leases_in(confirm(operator, "lottery"))
@@ -647,7 +627,7 @@ def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
 
 
 @pytest.mark.proves("P9")
-def test_a_stale_list_frees_nobody_newer(operator: Client) -> None:
+def test_a_stale_list_frees_nobody_newer(operator):
     """What was ticked is the lease, not the name."""
     lock = distributed_lock("lottery")
     assert lock.acquire()
@@ -661,7 +641,7 @@ def test_a_stale_list_frees_nobody_newer(operator: Client) -> None:
         assert leases_in(page) == []
 
 
-def test_of_a_lock_that_cools_down_nobody_is_said_to_be_at_work(operator: Client) -> None:
+def test_of_a_lock_that_cools_down_nobody_is_said_to_be_at_work(operator):
     with distributed_lock("lottery", min_hold=60):
         pass
     with held_by("prizes"):
@@ -675,16 +655,14 @@ def test_of_a_lock_that_cools_down_nobody_is_said_to_be_at_work(operator: Client
     assert held.get("lottery") is None
 
 
-def test_what_is_free_already_is_said_so(operator: Client) -> None:
+def test_what_is_free_already_is_said_so(operator):
     with held_by("lottery"):
         leases = leases_in(confirm(operator, "lottery"))
     page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
     assert "was not released. Nobody holds it." in told(page)
 
 
-def test_the_next_waiter_gets_the_lock_and_the_message_names_it(
-    operator: Client, spawn: Spawn
-) -> None:
+def test_the_next_waiter_gets_the_lock_and_the_message_names_it(operator, spawn):
     with pytest.raises(LockLost), distributed_lock("lottery"):  # noqa: PT012 - at its end
         child = spawn(wait_for, "lottery")
         wait_until(lambda: waiters("lottery") == 1)
@@ -693,9 +671,7 @@ def test_the_next_waiter_gets_the_lock_and_the_message_names_it(
         assert f":{child.pid}" in told(page)
 
 
-def test_a_holder_in_another_process_learns_of_it_at_its_next_renewal(
-    operator: Client, spawn: Spawn
-) -> None:
+def test_a_holder_in_another_process_learns_of_it_at_its_next_renewal(operator, spawn):
     child = spawn(hold_until_lost, "lottery")
     child.read()
     leases = leases_in(confirm(operator, "lottery"))
@@ -703,7 +679,7 @@ def test_a_holder_in_another_process_learns_of_it_at_its_next_renewal(
     assert child.read() == "forced"
 
 
-def hold_until_lost(name: str) -> None:
+def hold_until_lost(name):
     """In a child."""
     with distributed_lock(name, ttl=6) as lease:
         say("held")
@@ -712,7 +688,7 @@ def hold_until_lost(name: str) -> None:
         hear()
 
 
-def test_a_get_never_changes_anything(operator: Client) -> None:
+def test_a_get_never_changes_anything(operator):
     with held_by("lottery"):
         lease = reference("lottery")
         page = operator.get(RELEASE, {"lease": lease, "confirmed": "Yes"})
@@ -722,7 +698,7 @@ def test_a_get_never_changes_anything(operator: Client) -> None:
         assert held.get("lottery") is not None
 
 
-def test_a_post_from_elsewhere_is_refused(sign_in: Callable[..., Client]) -> None:
+def test_a_post_from_elsewhere_is_refused(sign_in):
     client = sign_in("operator", enforce_csrf_checks=True)
     with held_by("lottery"):
         lease = {"lease": reference("lottery"), "confirmed": "Yes"}
@@ -733,7 +709,7 @@ def test_a_post_from_elsewhere_is_refused(sign_in: Callable[..., Client]) -> Non
 @pytest.mark.parametrize(
     "lease", ["", ":", "x", "x:y", "bG90dGVyeQ:0", "\x00", "{key}", "{key}:", "{key}:" + "x" * 5000]
 )
-def test_a_lease_that_is_none_releases_nothing(operator: Client, lease: str) -> None:
+def test_a_lease_that_is_none_releases_nothing(operator, lease):
     with held_by("lottery"):
         lease = lease.replace("{key}", LockPage.named("lottery", "default").key)
         for answer in ({"lease": lease}, {"lease": lease, "confirmed": "Yes"}):
@@ -742,16 +718,14 @@ def test_a_lease_that_is_none_releases_nothing(operator: Client, lease: str) -> 
         assert held.get("lottery") is not None
 
 
-def test_an_action_on_all_that_there_are_frees_only_what_was_ticked(operator: Client) -> None:
+def test_an_action_on_all_that_there_are_frees_only_what_was_ticked(operator):
     with held_by("a"), held_by("b"):
         across = {"action": "force_release", "index": "0", "select_across": "1"}
         page = operator.post(LIST, {**across, "_selected_action": reference("a")})
         assert leases_in(page) == [reference("a")]
 
 
-def test_a_release_is_logged_even_if_the_server_goes_right_after_it(
-    operator: Client, locks: Locks, make_proxy: MakeProxy
-) -> None:
+def test_a_release_is_logged_even_if_the_server_goes_right_after_it(operator, locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     with held_by("lottery"):
@@ -767,9 +741,7 @@ def test_a_release_is_logged_even_if_the_server_goes_right_after_it(
     assert LogEntry.objects.count() == 1
 
 
-def test_a_silent_server_is_not_asked_for_each_lock(
-    operator: Client, locks: Locks, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_server_is_not_asked_for_each_lock(operator, locks, make_proxy, monkeypatch):
     monkeypatch.setattr(held_locks, "MOST_SECONDS_UNANSWERED", 0.01)
     proxy = make_proxy(locks.server)
     with held_by("a"), held_by("b"), held_by("c"):
@@ -785,13 +757,8 @@ def test_a_silent_server_is_not_asked_for_each_lock(
 
 @pytest.mark.parametrize("act", ["release", "hold", "unhold"])
 def test_a_silent_server_is_not_asked_for_each_lock_and_holds_up_no_other_alias(
-    sign_in: Callable[..., Client],
-    settings: Any,
-    locks: Locks,
-    make_proxy: MakeProxy,
-    monkeypatch: pytest.MonkeyPatch,
-    act: str,
-) -> None:
+    sign_in, settings, locks, make_proxy, monkeypatch, act
+):
     monkeypatch.setattr(held_locks, "MOST_SECONDS_UNANSWERED", 0.01)
     root, proxy = sign_in("root"), make_proxy(locks.server)
     silent = {"LOCATION": proxy.url, "OPTIONS": {"socket_timeout": 0.1}}
@@ -817,8 +784,8 @@ def test_a_silent_server_is_not_asked_for_each_lock_and_holds_up_no_other_alias(
 
 
 def test_a_release_whose_answer_is_lost_is_told_and_logged_as_not_known(
-    operator: Client, locks: Locks, make_proxy: MakeProxy
-) -> None:
+    operator, locks, make_proxy
+):
     proxy = make_proxy(locks.server)
     with held_by("lottery"):
         lease = {"lease": reference("lottery"), "confirmed": "Yes", "reason": "it hangs"}
@@ -840,9 +807,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-def test_what_is_foreign_says_what_it_is_and_can_be_deleted(
-    operator: Client, locks: Locks, strange: str
-) -> None:
+def test_what_is_foreign_says_what_it_is_and_can_be_deleted(operator, locks, strange):
     key = lock_keys(locks.prefix, "odd").lock
     STRANGE[strange](locks.redis, key)
     with suppress(LockUnavailable):
@@ -863,9 +828,7 @@ def test_what_is_foreign_says_what_it_is_and_can_be_deleted(
     assert not locks.redis.exists(key)
 
 
-def test_what_a_newer_version_holds_is_held_and_can_be_released(
-    operator: Client, locks: Locks
-) -> None:
+def test_what_a_newer_version_holds_is_held_and_can_be_released(operator, locks):
     key = lock_keys(locks.prefix, "lottery").lock
     locks.redis.set(key, newer_lease(), px=60_000)
     distributed_lock("lottery", wait=0).acquire()  # From now on it is listed.
@@ -882,9 +845,7 @@ def test_what_a_newer_version_holds_is_held_and_can_be_released(
     assert not locks.redis.exists(key)
 
 
-def test_what_is_foreign_and_has_changed_since_is_left_alone(
-    operator: Client, locks: Locks
-) -> None:
+def test_what_is_foreign_and_has_changed_since_is_left_alone(operator, locks):
     key = lock_keys(locks.prefix, "odd").lock
     locks.redis.rpush(key, "a")
     lease = reference("odd")
@@ -898,7 +859,7 @@ def test_what_is_foreign_and_has_changed_since_is_left_alone(
     assert not LogEntry.objects.exists()
 
 
-def test_a_lock_without_expiry_can_be_freed(operator: Client, locks: Locks) -> None:
+def test_a_lock_without_expiry_can_be_freed(operator, locks):
     with held_by("lottery"):
         locks.redis.persist(lock_keys(locks.prefix, "lottery").lock)
         page = confirm(operator, "lottery")
@@ -909,7 +870,7 @@ def test_a_lock_without_expiry_can_be_freed(operator: Client, locks: Locks) -> N
         assert held.get("lottery") is None
 
 
-def test_a_lease_that_ends_later_than_its_ttl_says_why(operator: Client, locks: Locks) -> None:
+def test_a_lease_that_ends_later_than_its_ttl_says_why(operator, locks):
     with held_by("lottery", ttl=60):
         assert "redislock-late" not in text(operator.get(LIST))
         locks.redis.pexpire(lock_keys(locks.prefix, "lottery").lock, 3_600_000)
@@ -922,7 +883,7 @@ def test_a_lease_that_ends_later_than_its_ttl_says_why(operator: Client, locks: 
 
 @pytest.mark.waits
 @pytest.mark.no_permit("a circle needs all holders to wait, and the bystander does not")
-def test_holders_who_wait_for_each_other_are_seen(operator: Client, locks: Locks) -> None:
+def test_holders_who_wait_for_each_other_are_seen(operator, locks):
     locks.configure(TTL=30, WAIT=HUNG)
     with a_circle("a", "b"):
         assert text(operator.get(LIST)).count("redislock-circle") == 2
@@ -937,7 +898,7 @@ def test_holders_who_wait_for_each_other_are_seen(operator: Client, locks: Locks
 
 
 @pytest.fixture(params=["refused", "silent", "broken", "read-only", "full of garbage"])
-def trouble(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy) -> Iterator[str]:
+def trouble(request, locks, make_proxy):
     """A server that cannot be used, in one of several ways, while "lottery" is held."""
     proxy = make_proxy(locks.server)
     lock = distributed_lock("lottery", ttl=60, renew=False)
@@ -964,7 +925,7 @@ def trouble(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy)
         locks.redis.replicaof("no", "one")
 
 
-def test_trouble_with_the_server_is_a_message_on_every_page(operator: Client, trouble: str) -> None:
+def test_trouble_with_the_server_is_a_message_on_every_page(operator, trouble):
     operator.raise_request_exception = True
     lease = f"{LockPage.named('lottery', 'default').key}:{'0' * 16}"
     page = operator.get(LIST)
@@ -979,8 +940,8 @@ def test_trouble_with_the_server_is_a_message_on_every_page(operator: Client, tr
 
 
 def test_a_message_names_the_server_that_does_not_answer_and_no_secret(
-    operator: Client, locks: Locks, make_proxy: MakeProxy, settings: Any
-) -> None:
+    operator, locks, make_proxy, settings
+):
     proxy = make_proxy(locks.server)
     proxy.blackhole()
     url = proxy.url.replace("redis://", "redis://scott:tiger@")
@@ -996,9 +957,7 @@ def test_a_message_names_the_server_that_does_not_answer_and_no_secret(
         assert "as of" not in text(page)
 
 
-def test_a_release_that_a_read_only_server_refuses_is_a_message(
-    operator: Client, locks: Locks
-) -> None:
+def test_a_release_that_a_read_only_server_refuses_is_a_message(operator, locks):
     with held_by("lottery"):
         lease = {"lease": reference("lottery"), "confirmed": "Yes"}
         locks.redis.replicaof("127.0.0.1", 1)
@@ -1011,7 +970,7 @@ def test_a_release_that_a_read_only_server_refuses_is_a_message(
     assert not LogEntry.objects.exists()
 
 
-def test_garbage_in_the_index_spoils_no_list(operator: Client, locks: Locks) -> None:
+def test_garbage_in_the_index_spoils_no_list(operator, locks):
     with held_by("lottery"):
         keys = [f"{locks.prefix}:{{{name}}}:lock" for name in ("gone", "%00", "", "%ff%fe")]
         for key in keys[1:]:
@@ -1032,9 +991,7 @@ def test_garbage_in_the_index_spoils_no_list(operator: Client, locks: Locks) -> 
     ["9" * 16, "9" * 30, "9" * 400, "9" * 5000, "٣", "-1", ""],
     ids=lambda number: f"{number[:2]!a}x{len(number)}",
 )
-def test_times_that_no_calendar_has_spoil_no_page(
-    operator: Client, locks: Locks, number: str
-) -> None:
+def test_times_that_no_calendar_has_spoil_no_page(operator, locks, number):
     with held_by("lottery"):
         keys = lock_keys(locks.prefix, "lottery")
         for times in (f"1|{number}|2", f"1|2|{number}", f"{number}|1|2"):
@@ -1052,9 +1009,7 @@ def test_times_that_no_calendar_has_spoil_no_page(
     [("9" * 400, "{}"), ("٣", "{}"), ("1", "[" * 100_000), ("1", '{"host": "\\ud800"}')],
     ids=["a huge time", "digits of others", "nested deeply", "a lone surrogate"],
 )
-def test_a_forged_value_of_a_lock_spoils_no_page(
-    operator: Client, locks: Locks, since: str, owner: str
-) -> None:
+def test_a_forged_value_of_a_lock_spoils_no_page(operator, locks, since, owner):
     key = lock_keys(locks.prefix, "lottery").lock
     with held_by("lottery"):
         head, fence, _, *rest = (locks.redis.get(key) or b"").decode().split("|", 6)
@@ -1071,12 +1026,10 @@ other_site.register(LockPage, held_locks.HeldLockAdmin)
 urlpatterns = [*site.urlpatterns, path("staff/ops/", other_site.urls)]
 
 
-def test_another_admin_site_leads_to_its_own_pages_only(
-    operator: Client, locks: Locks, make_proxy: MakeProxy, settings: Any
-) -> None:
+def test_another_admin_site_leads_to_its_own_pages_only(operator, locks, make_proxy, settings):
     settings.ROOT_URLCONF = __name__
 
-    def there(address: str) -> str:
+    def there(address):
         return address.replace("/admin/", "/staff/ops/")
 
     with held_by("lottery"):
@@ -1100,9 +1053,7 @@ def test_another_admin_site_leads_to_its_own_pages_only(
     [{"USE_TZ": False}, {"LANGUAGE_CODE": "de"}, {"LANGUAGE_CODE": "fr"}, {"LANGUAGE_CODE": "ar"}],
     ids=str,
 )
-def test_every_page_is_made_whatever_the_site_has_chosen(
-    operator: Client, settings: Any, choice: dict[str, Any]
-) -> None:
+def test_every_page_is_made_whatever_the_site_has_chosen(operator, settings, choice):
     for name, value in {"USE_THOUSAND_SEPARATOR": True, **choice}.items():
         setattr(settings, name, value)
     with held_by("lottery", task="shop.tasks.draw"):
@@ -1120,7 +1071,7 @@ def test_every_page_is_made_whatever_the_site_has_chosen(
             assert operator.get(address).status_code == 200
 
 
-def test_the_model_without_a_table_stands_in_nobodys_way() -> None:
+def test_the_model_without_a_table_stands_in_nobodys_way():
     for options in ({}, {"use_base_manager": True}):
         out = io.StringIO()
         call_command("dumpdata", "django_redislock", stdout=out, **options)
@@ -1151,7 +1102,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_any_name_is_shown_harmlessly_and_can_be_released(operator: Client, name: str) -> None:
+def test_any_name_is_shown_harmlessly_and_can_be_released(operator, name):
     owner = Owner(host=name, pid=1, task=name, task_id=name, thread=name, path=name, command=name)
     with LockTestKit().simulate_held_by_other(name, owner=owner):
         pages = [operator.get(LIST), operator.get(LIST, {"host": name})]
@@ -1175,11 +1126,11 @@ def test_any_name_is_shown_harmlessly_and_can_be_released(operator: Client, name
 class _Inline(HTMLParser):
     """Finds what a strict policy forbids."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.found = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         names = {name for name, _ in attrs}
         if (tag == "script" and "src" not in names) or tag in {"style", "iframe", "object"}:
             self.found.append(tag)
@@ -1188,7 +1139,7 @@ class _Inline(HTMLParser):
             self.found.append("injected image")
 
 
-def assert_harmless(html: str) -> None:
+def assert_harmless(html):
     """Nothing inline, and nothing that is not seen."""
     parser = _Inline()
     parser.feed(html)
@@ -1199,7 +1150,7 @@ def assert_harmless(html: str) -> None:
     assert "\u200b" not in shown
 
 
-def test_no_page_has_anything_inline(operator: Client) -> None:
+def test_no_page_has_anything_inline(operator):
     with held_by("lottery"):
         assert_harmless(text(operator.get(LIST)))
         assert_harmless(text(operator.get(detail("lottery"))))
@@ -1209,7 +1160,7 @@ def test_no_page_has_anything_inline(operator: Client) -> None:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-def run_task(name: str, *, success: bool = True) -> None:
+def run_task(name, *, success=True):
     """A run of the task shop.tasks.pay under the lock *name*."""
     run = uuid.uuid4().hex
     with busy_with(Activity(task="shop.tasks.pay", task_id=run)):
@@ -1219,7 +1170,7 @@ def run_task(name: str, *, success: bool = True) -> None:
 
 
 @contextmanager
-def run_of_permit(name: str, limit: int) -> Iterator[None]:
+def run_of_permit(name, limit):
     """A run under way of a task with a limit."""
     run = f"id-3-{uuid.uuid4().hex}"
     with (
@@ -1229,7 +1180,7 @@ def run_of_permit(name: str, limit: int) -> Iterator[None]:
         yield
 
 
-def skip_task(name: str, why: str = "busy") -> None:
+def skip_task(name, why="busy"):
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-2")):
         task_runs.note_skip(name, why, using="default")
 
@@ -1237,7 +1188,7 @@ def skip_task(name: str, why: str = "busy") -> None:
 SOONER_THAN_AT_ONCE = -1.0  # A run and a skip within one millisecond are of the same time.
 
 
-def panel(page: Page) -> str:
+def panel(page):
     """The panel above the list; "" if there is none."""
     found = re.search(
         r'<section class="module redislock-panel".*?</section>', text(page), re.DOTALL
@@ -1245,7 +1196,7 @@ def panel(page: Page) -> str:
     return " ".join(re.sub("<[^>]*>", "", found[0]).split()) if found else ""
 
 
-def test_the_page_of_a_lock_shows_its_run_record(operator: Client) -> None:
+def test_the_page_of_a_lock_shows_its_run_record(operator):
     run_task("payments")
     run_task("payments", success=False)
     skip_task("payments")
@@ -1255,7 +1206,7 @@ def test_the_page_of_a_lock_shows_its_run_record(operator: Client) -> None:
     assert "1 since the last success" in shown
 
 
-def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) -> None:
+def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator):
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-4")):
         lock = Lock("payments", Options(), run=RunMarker("id-4", 0))
         assert lock.acquire()
@@ -1267,7 +1218,7 @@ def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) ->
     assert set(facts_in(operator.get(detail("payments")), "record")) == {"Last success"}
 
 
-def run_until_told(name: str) -> None:
+def run_until_told(name):
     """In a child."""
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-5")):
         assert Lock(name, Options(ttl=60), run=RunMarker("id-5", 0)).acquire()
@@ -1276,8 +1227,8 @@ def run_until_told(name: str) -> None:
 
 
 def test_a_run_whose_process_was_killed_is_shown_to_be_gone_and_never_to_have_ended(
-    operator: Client, locks: Locks, spawn: Spawn
-) -> None:
+    operator, locks, spawn
+):
     child = spawn(run_until_told, "payments")
     child.read()
     assert "redislock-gone" not in text(operator.get(detail("payments")))
@@ -1296,9 +1247,7 @@ def test_a_run_whose_process_was_killed_is_shown_to_be_gone_and_never_to_have_en
     assert re.search(r"one that began .* ago never ended", text(page))
 
 
-def test_of_many_runs_under_way_some_are_named(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_runs_under_way_some_are_named(operator, monkeypatch):
     monkeypatch.setattr("django_redislock.admin.markup.MOST_RUNS", 2)
     with (
         run_of_permit("report", 4),
@@ -1310,16 +1259,14 @@ def test_of_many_runs_under_way_some_are_named(
             assert (shown.count("id-3"), shown[-10:]) == (2, "and 1 more")
 
 
-def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> None:
+def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator):
     run_task("report")
     with held_by("report", limit=5), held_by("report", limit=5):
         assert "Last success" in text(operator.get(detail("report", permit=2)))
     assert "Last success" not in text(operator.get(detail("report#2")))
 
 
-def test_a_task_that_is_only_skipped_stands_above_the_list(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_is_only_skipped_stands_above_the_list(operator, monkeypatch):
     monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("payments")
     assert panel(operator.get(LIST)) == ""
@@ -1334,8 +1281,8 @@ def test_a_task_that_is_only_skipped_stands_above_the_list(
 
 
 def test_a_task_whose_run_died_and_that_is_only_skipped_since_is_said_to_have_one_that_never_ended(
-    operator: Client, locks: Locks
-) -> None:
+    operator, locks
+):
     run = Lock("payments", Options(), run=RunMarker("id-6", 0))
     with busy_with(Activity(task="shop.tasks.pay")), suppress(LockLost), run:
         locks.redis.delete(lock_keys(locks.prefix, "payments").lock)
@@ -1344,7 +1291,7 @@ def test_a_task_whose_run_died_and_that_is_only_skipped_since_is_said_to_have_on
     assert re.search(r"not succeeded yet; one that began .* s ago never ended\.", shown)
 
 
-def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Client) -> None:
+def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator):
     run_task("lottery")
     for _ in range(3):  # The other servers.
         skip_task("lottery")
@@ -1352,8 +1299,8 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
 
 
 def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
-    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    operator, locks, monkeypatch
+):
     monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("nightly")
     with busy_with(Activity(task="shop.tasks.pay")), distributed_lock("nightly", ttl=60):
@@ -1366,9 +1313,7 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
 
 
 @pytest.mark.parametrize("why", ["cooling", "busy"])
-def test_skips_while_a_task_cools_down_are_no_alarm(
-    operator: Client, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_skips_while_a_task_cools_down_are_no_alarm(operator, monkeypatch, why):
     """Workers of an earlier version call it busy."""
     monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-6")):
@@ -1382,18 +1327,14 @@ def test_skips_while_a_task_cools_down_are_no_alarm(
     assert ("nightly" in panel(operator.get(LIST))) == (why == "busy")
 
 
-def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(operator, monkeypatch):
     monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     with distributed_lock("nightly"):  # A command, forgotten in some terminal.
         skip_task("nightly")
         assert "nightly" in panel(operator.get(LIST))
 
 
-def test_a_run_at_work_under_any_permit_is_enough(
-    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_at_work_under_any_permit_is_enough(operator, locks, monkeypatch):
     monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     skip_task("report")
     task = "shop.tasks.pay"
@@ -1409,16 +1350,14 @@ def test_a_run_at_work_under_any_permit_is_enough(
 
 
 @pytest.mark.parametrize("why", ["done", "duplicate"])
-def test_skips_of_what_was_done_are_no_alarm(
-    why: str, operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skips_of_what_was_done_are_no_alarm(why, operator, monkeypatch):
     monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("lottery")
     skip_task("lottery", why)
     assert panel(operator.get(LIST)) == ""
 
 
-def test_hostile_task_names_do_no_harm_in_the_panel(operator: Client) -> None:
+def test_hostile_task_names_do_no_harm_in_the_panel(operator):
     for number, name in enumerate(HOSTILE):
         with busy_with(Activity(task=name, task_id=str(number))):
             task_runs.note_skip(name, name, using="default")
@@ -1434,14 +1373,14 @@ def test_hostile_task_names_do_no_harm_in_the_panel(operator: Client) -> None:
 # --- free locks ----------------------------------------------------------------------------------
 
 
-def free(page: Page) -> list[str]:
+def free(page):
     """The locks that the list says are known and free."""
     found = re.search(r'<div id="redislock-free".*?</div>', text(page), re.DOTALL)
     assert found
     return re.findall(r'<bdi class="redislock-name" title="([^"]*)">', found[0])
 
 
-def remembered(name: str) -> None:
+def remembered(name):
     """A lock of no task that was held long enough to be remembered."""
     lock = distributed_lock(name)
     assert lock.acquire()
@@ -1450,7 +1389,7 @@ def remembered(name: str) -> None:
     lock.release()
 
 
-def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator: Client) -> None:
+def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator):
     run_task("pay:1")
     run_task("pay:2", success=False)
     run_task("draw")
@@ -1473,7 +1412,7 @@ def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator: Client) 
         assert sorted(free(operator.get(LIST, {"q": "pay"}))) == ["pay:2"]
 
 
-def test_any_free_lock_is_found_by_its_whole_name(operator: Client) -> None:
+def test_any_free_lock_is_found_by_its_whole_name(operator):
     remembered("lottery")
     page = operator.get(LIST, {"q": " lottery "})
     assert free(page) == ["lottery"]
@@ -1484,7 +1423,7 @@ def test_any_free_lock_is_found_by_its_whole_name(operator: Client) -> None:
     assert free(operator.get(LIST, {"q": "x" * 201})) == []
 
 
-def test_free_locks_of_all_aliases_are_found(operator: Client, settings: Any) -> None:
+def test_free_locks_of_all_aliases_are_found(operator, settings):
     one = settings.REDISLOCK["default"]
     down = {"LOCATION": "redis://127.0.0.1:1/0"}
     other = {**one, "KEY_PREFIX": "test-other"}
@@ -1498,9 +1437,7 @@ def test_free_locks_of_all_aliases_are_found(operator: Client, settings: Any) ->
     assert "No free lock is known" not in text(operator.get(LIST, {"state": "free"}))
 
 
-def test_free_locks_are_found_however_many_are_held_in_few_round_trips(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_locks_are_found_however_many_are_held_in_few_round_trips(operator, monkeypatch):
     monkeypatch.setattr("django_redislock.admin.changelist.LOADED", 1)
     for number in range(100):
         run_task(f"pay:{number:02}")
@@ -1515,9 +1452,7 @@ def test_free_locks_are_found_however_many_are_held_in_few_round_trips(
     assert "and 51 more" in text(operator.get(LIST, {"q": "pay"}))
 
 
-def test_a_state_that_there_is_not_shows_no_lock_however_many_are_held(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_there_is_not_shows_no_lock_however_many_are_held(operator, monkeypatch):
     monkeypatch.setattr("django_redislock.admin.changelist.LOADED", 1)
     with held_by("pay:3"), held_by("draw"):
         page = operator.get(LIST, {"state": "overdu"})
@@ -1525,7 +1460,7 @@ def test_a_state_that_there_is_not_shows_no_lock_however_many_are_held(
     assert "pay:3" not in text(page)
 
 
-def test_hostile_names_of_free_locks_do_no_harm(operator: Client) -> None:
+def test_hostile_names_of_free_locks_do_no_harm(operator):
     for name in HOSTILE:
         run_task(name)
     page = operator.get(LIST, {"state": "free"})

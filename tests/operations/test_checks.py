@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core import checks
@@ -17,25 +17,23 @@ from tests import ROOT
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.conftest import Locks, MakeServer
+    pass
 
 MEMORY_CACHE = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
 
 
-def ids(found: Iterable[checks.CheckMessage]) -> list[str]:
+def ids(found):
     return [str(one.id).removeprefix("django_redislock.") for one in found]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_dialed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_dialed(request, monkeypatch):
     """Only checks of --deploy may ask a server."""
     if "locks" in request.fixturenames:
         return
 
-    def refuse(*args: Any) -> None:
+    def refuse(*args):
         raise AssertionError("a check has dialed")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -52,18 +50,18 @@ def nothing_is_dialed(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         {"default": {"LOCATION": "redis://a"}, "other": {"LOCATION": "redis://b"}},
     ],
 )
-def test_good_settings_raise_no_concern(settings: Any, setting: dict[str, Any]) -> None:
+def test_good_settings_raise_no_concern(settings, setting):
     settings.REDISLOCK = setting
     assert check_settings() == []
 
 
-def test_a_missing_setting_is_a_warning_while_debugging(settings: Any) -> None:
+def test_a_missing_setting_is_a_warning_while_debugging(settings):
     del settings.REDISLOCK
     settings.DEBUG = True
     assert ids(check_settings()) == ["W001"]
 
 
-def test_a_missing_setting_is_an_error_otherwise(settings: Any) -> None:
+def test_a_missing_setting_is_an_error_otherwise(settings):
     del settings.REDISLOCK
     settings.DEBUG = False
     (error,) = check_settings()
@@ -83,9 +81,7 @@ def test_a_missing_setting_is_an_error_otherwise(settings: Any) -> None:
         ({"default": IN_MEMORY, "b": {"TTL": 1}}, ["E002"], "REDISLOCK['b'] has no LOCATION"),
     ],
 )
-def test_a_setting_that_names_no_server_is_an_error(
-    settings: Any, setting: dict[str, Any], found: list[str], named: str
-) -> None:
+def test_a_setting_that_names_no_server_is_an_error(settings, setting, found, named):
     settings.REDISLOCK = setting
     settings.DEBUG = True  # Which excuses only that there is no setting.
     messages = check_settings()
@@ -113,9 +109,7 @@ def test_a_setting_that_names_no_server_is_an_error(
         ),
     ],
 )
-def test_a_malformed_setting_is_an_error_that_names_the_key(
-    settings: Any, setting: Any, named: str
-) -> None:
+def test_a_malformed_setting_is_an_error_that_names_the_key(settings, setting, named):
     settings.REDISLOCK = setting
     (error,) = check_settings()
     assert ids([error]) == ["E001"]
@@ -135,12 +129,12 @@ def test_a_malformed_setting_is_an_error_that_names_the_key(
         {"OPTIONS": {"max_connections": 1}},
     ],
 )
-def test_what_the_backend_cannot_use_is_an_error(settings: Any, setting: dict[str, Any]) -> None:
+def test_what_the_backend_cannot_use_is_an_error(settings, setting):
     settings.REDISLOCK = {"default": {"LOCATION": "redis://a", **setting}}
     assert ids(check_settings()) == ["E002"]
 
 
-def test_every_alias_is_judged(settings: Any) -> None:
+def test_every_alias_is_judged(settings):
     settings.REDISLOCK = {"default": {"TTL": 0}, "a": {"LOCATION": "http://x"}, "b": {"WIAT": 1}}
     assert ids(check_settings()) == ["E001", "E002", "E001"]
 
@@ -149,9 +143,7 @@ def test_every_alias_is_judged(settings: Any) -> None:
     ("timeout", "found"),
     [(10, []), (10.5, ["W003"]), (29, ["W003"]), (30, ["E003"]), (60, ["E003"])],
 )
-def test_a_timeout_must_leave_room_for_a_renewal(
-    settings: Any, timeout: float, found: list[str]
-) -> None:
+def test_a_timeout_must_leave_room_for_a_renewal(settings, timeout, found):
     settings.REDISLOCK = {
         "default": {
             "LOCATION": "redis://a",
@@ -176,9 +168,7 @@ def test_a_timeout_must_leave_room_for_a_renewal(
         ("redis://127.0.0.1:6380/0", False),
     ],
 )
-def test_a_cache_in_the_same_database_is_a_warning(
-    settings: Any, location: str, shared: bool
-) -> None:
+def test_a_cache_in_the_same_database_is_a_warning(settings, location, shared):
     settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:6379/0"}}
     settings.CACHES = {
         "default": MEMORY_CACHE,
@@ -190,7 +180,7 @@ def test_a_cache_in_the_same_database_is_a_warning(
 
 
 @pytest.mark.parametrize("debug", [True, False])
-def test_locks_in_memory_are_for_debugging(settings: Any, debug: bool) -> None:
+def test_locks_in_memory_are_for_debugging(settings, debug):
     settings.REDISLOCK = {"default": IN_MEMORY}
     settings.DEBUG = debug
     assert ids(check_settings()) == ([] if debug else ["W005"])
@@ -207,16 +197,14 @@ def test_locks_in_memory_are_for_debugging(settings: Any, debug: bool) -> None:
         ({"LOCATION": "redis://:secret@[::1]"}, []),
     ],
 )
-def test_a_password_that_travels_in_the_open_is_a_warning(
-    settings: Any, setting: dict[str, Any], found: list[str]
-) -> None:
+def test_a_password_that_travels_in_the_open_is_a_warning(settings, setting, found):
     settings.REDISLOCK = {"default": setting}
     messages = check_settings()
     assert ids(messages) == found
     assert "secret" not in str(messages)
 
 
-def test_a_password_in_the_address_is_a_warning_for_deployment(settings: Any) -> None:
+def test_a_password_in_the_address_is_a_warning_for_deployment(settings):
     settings.REDISLOCK = {
         "default": {"LOCATION": "redis://:secret@127.0.0.1"},
         "other": {"LOCATION": "redis://127.0.0.1", "OPTIONS": {"password": "secret"}},
@@ -231,9 +219,7 @@ def test_a_password_in_the_address_is_a_warning_for_deployment(settings: Any) ->
 # --- those that ask the server --------------------------------------------------------------------
 
 
-def test_deployment_asks_the_server(
-    locks: Locks, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deployment_asks_the_server(locks, make_server, monkeypatch):
     monkeypatch.setattr(reach, "SLOW_ROUND_TRIP", HUNG)  # A busy machine is no slow server.
     locks.on(make_server(maxmemory="50mb", maxmemory_policy="allkeys-lru", appendonly="yes"))
     found = check_servers()
@@ -242,33 +228,33 @@ def test_deployment_asks_the_server(
     assert found[0].hint
 
 
-def test_a_server_that_does_not_answer_is_an_error_for_deployment(locks: Locks) -> None:
+def test_a_server_that_does_not_answer_is_an_error_for_deployment(locks):
     locks.configure(LOCATION="redis://127.0.0.1:1/0")
     (found,) = check_servers()
     assert found.id == "django_redislock.E020"
     assert "Check LOCATION and OPTIONS of REDISLOCK['default']" in str(found.hint)
 
 
-def test_locks_in_memory_have_no_server_to_ask(settings: Any) -> None:
+def test_locks_in_memory_have_no_server_to_ask(settings):
     settings.REDISLOCK = {"default": IN_MEMORY}
     assert check_servers() == []
 
 
-def test_broken_settings_do_not_break_the_checks_of_servers(settings: Any) -> None:
+def test_broken_settings_do_not_break_the_checks_of_servers(settings):
     settings.REDISLOCK = {"default": {"TTL": 0}, "other": IN_MEMORY}
     assert check_servers() == []
     settings.REDISLOCK = 1
     assert check_servers() == check_passwords() == []
 
 
-def test_manage_py_check_runs_them_and_asks_the_server_with_deploy_only(settings: Any) -> None:
+def test_manage_py_check_runs_them_and_asks_the_server_with_deploy_only(settings):
     # Nothing listens there, and nothing is dialed, or the fixture would say so.
     settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": "soon"}}
     with pytest.raises(Exception, match=r"django_redislock\.E001"):
         call_command("check")
 
 
-def test_manage_py_check_deploy_asks(locks: Locks, settings: Any) -> None:
+def test_manage_py_check_deploy_asks(locks, settings):
     locks.configure(LOCATION="redis://127.0.0.1:1/0")
     with pytest.raises(Exception, match=r"django_redislock\.E020"):
         call_command("check", deploy=True)
@@ -279,12 +265,12 @@ def test_manage_py_check_deploy_asks(locks: Locks, settings: Any) -> None:
 # --- docs -----------------------------------------------------------------------------------------
 
 
-def every_id() -> set[str]:
+def every_id():
     source = (ROOT / "django_redislock").rglob("*.py")
     return {found for file in source for found in re.findall(r'"([EW]0\d\d)"', file.read_text())}
 
 
-def test_every_id_has_its_section_on_the_page_of_checks() -> None:
+def test_every_id_has_its_section_on_the_page_of_checks():
     page = (ROOT / "docs/checks.md").read_text()
     documented = re.findall(r"^### ([EW]0\d\d)\b", page, re.MULTILINE)
     assert sorted(documented) == sorted(set(documented))
@@ -293,7 +279,7 @@ def test_every_id_has_its_section_on_the_page_of_checks() -> None:
     )
 
 
-def test_no_check_leaves_out_what_to_do(settings: Any) -> None:
+def test_no_check_leaves_out_what_to_do(settings):
     settings.REDISLOCK = {"default": {"TTL": 0}}
     assert all(one.hint for one in check_settings())
 
@@ -315,14 +301,14 @@ BEHIND_SENTINELS = {
     ],
 )
 def test_sentinels_and_their_servers_are_each_judged_by_their_own_options(
-    settings: Any, options: dict[str, Any], expected: list[str]
-) -> None:
+    settings, options, expected
+):
     options = {"service_name": "mymaster", **options}
     settings.REDISLOCK = {"default": {**BEHIND_SENTINELS, "OPTIONS": options}}
     assert ids(check_settings()) == expected
 
 
-def test_a_cache_behind_the_same_sentinels_is_warned_of(settings: Any) -> None:
+def test_a_cache_behind_the_same_sentinels_is_warned_of(settings):
     options = {"service_name": "mymaster", "db": 1}
     settings.REDISLOCK = {"default": {**BEHIND_SENTINELS, "OPTIONS": options}}
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://mymaster/0"}
@@ -332,7 +318,7 @@ def test_a_cache_behind_the_same_sentinels_is_warned_of(settings: Any) -> None:
     assert ids(check_settings()) == ["W004"]
 
 
-def test_sentinels_without_the_name_of_what_they_watch_are_an_error(settings: Any) -> None:
+def test_sentinels_without_the_name_of_what_they_watch_are_an_error(settings):
     settings.REDISLOCK = {"default": BEHIND_SENTINELS}
     (error,) = check_settings()
     assert ids([error]) == ["E002"]

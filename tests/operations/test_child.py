@@ -19,8 +19,7 @@ from tests.support.servers import stop_process
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -50,7 +49,7 @@ sys.exit(5)
 
 
 @pytest.fixture
-def order() -> Iterator[tuple[int, int]]:
+def order():
     """A pipe: what is written to it has the process call Child.end()."""
     reads, writes = os.pipe()
     yield reads, writes
@@ -59,16 +58,11 @@ def order() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture
-def start(order: tuple[int, int]) -> Iterator[Start]:
+def start(order):
     """Start a process that runs a program by Child."""
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
-    def parent(
-        *program: str,
-        grace: float = 1.0,
-        stdin: int = subprocess.PIPE,
-        stdout: int = subprocess.PIPE,
-    ) -> subprocess.Popen[bytes]:
+    def parent(*program, grace=1.0, stdin=subprocess.PIPE, stdout=subprocess.PIPE):
         process = subprocess.Popen(
             [sys.executable, "-c", PARENT, str(grace), str(order[0]), *program],
             stdin=stdin,
@@ -89,13 +83,13 @@ def start(order: tuple[int, int]) -> Iterator[Start]:
                 file.close()
 
 
-def line_of(process: subprocess.Popen[bytes]) -> bytes:
+def line_of(process):
     """The next line of its standard output."""
     assert process.stdout
     return line_from(process.stdout.fileno())
 
 
-def line_from(file: int) -> bytes:
+def line_from(file):
     line = b""
     while not line.endswith(b"\n"):
         assert select.select([file], [], [], HUNG)[0], f"no line, only {line!r}"
@@ -105,13 +99,11 @@ def line_from(file: int) -> bytes:
     return line.strip()
 
 
-def listener(*numbers: int) -> list[str]:
+def listener(*numbers):
     return [sys.executable, "-I", "-S", "-c", LISTENER, *map(str, numbers)]
 
 
-def test_the_program_has_our_files_and_environment_and_none_of_pythons_habits(
-    start: Start,
-) -> None:
+def test_the_program_has_our_files_and_environment_and_none_of_pythons_habits(start):
     script = "echo $REDISLOCK_NAME; grep SigIgn /proc/self/status; ls /proc/self/fd | wc -l; cat"
     process = start("sh", "-c", script)
     everything = bytes(range(256)) * 1000
@@ -128,13 +120,11 @@ def test_the_program_has_our_files_and_environment_and_none_of_pythons_habits(
     ("script", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
 )
-def test_its_exit_status_is_ours(script: str, status: int) -> None:
+def test_its_exit_status_is_ours(script, status):
     assert Child(["sh", "-c", script], {}, 1.0).run() == status
 
 
-def test_what_cannot_be_run_is_told_as_a_shell_does(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_run_is_told_as_a_shell_does(tmp_path, capfd):
     text, script = tmp_path / "text", tmp_path / "script"
     text.write_text("echo no")
     script.write_text('echo "$1"')  # It does not say by what it is to be run.
@@ -148,7 +138,7 @@ def test_what_cannot_be_run_is_told_as_a_shell_does(
     assert [line.partition(":")[0] for line in said.err.splitlines()] == [*programs][:3]
 
 
-def test_signals_are_passed_on(start: Start) -> None:
+def test_signals_are_passed_on(start):
     process = start(*listener(*PASSED_ON))
     assert line_of(process) == b"ready"
     for number in PASSED_ON:
@@ -158,7 +148,7 @@ def test_signals_are_passed_on(start: Start) -> None:
     assert process.returncode == 5
 
 
-def test_one_that_is_ignored_stays_so(start: Start) -> None:
+def test_one_that_is_ignored_stays_so(start):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As nohup does.
     try:
         process = start("sh", "-c", "kill -HUP $PPID; kill -HUP $$; echo on; exit 3")
@@ -168,7 +158,7 @@ def test_one_that_is_ignored_stays_so(start: Start) -> None:
     assert process.wait(HUNG) == 3
 
 
-def test_what_a_terminal_sends_to_both_is_not_passed_on(start: Start) -> None:
+def test_what_a_terminal_sends_to_both_is_not_passed_on(start):
     terminal, theirs = os.openpty()
     process = start(*listener(signal.SIGINT, signal.SIGUSR1), stdin=theirs, stdout=theirs)
     os.close(theirs)
@@ -187,12 +177,12 @@ def test_what_a_terminal_sends_to_both_is_not_passed_on(start: Start) -> None:
         os.close(terminal)
 
 
-def test_it_is_killed_if_it_does_not_end_within_its_grace(tmp_path: Path) -> None:
+def test_it_is_killed_if_it_does_not_end_within_its_grace(tmp_path):
     ready, asked = tmp_path / "ready", tmp_path / "asked"
     script = f"trap 'touch {asked}' TERM; touch {ready}; while :; do sleep 0.05; done"
     child = Child(["sh", "-c", script], {}, 0.5)
 
-    def end() -> None:
+    def end():
         wait_until(ready.exists)
         child.end()
 
@@ -203,10 +193,10 @@ def test_it_is_killed_if_it_does_not_end_within_its_grace(tmp_path: Path) -> Non
     thread.join(HUNG)
 
 
-def test_all_are_killed_if_we_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_are_killed_if_we_fail(tmp_path, monkeypatch):
     pids = tmp_path / "pids"
 
-    def fail(process: subprocess.Popen[bytes]) -> int:
+    def fail(process):
         monkeypatch.undo()
         wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
         raise KeyboardInterrupt
@@ -231,7 +221,7 @@ TREES = {
 each_tree = pytest.mark.parametrize("script", TREES.values(), ids=TREES)
 
 
-def started(start: Start, script: str, **options: float) -> subprocess.Popen[bytes]:
+def started(start, script, **options):
     """Start a line of a shell, and wait until all its processes are there."""
     process = start("sh", "-c", f"echo ready; {script}", **options)
     for _ in range(1 + script.count("echo")):
@@ -239,7 +229,7 @@ def started(start: Start, script: str, **options: float) -> subprocess.Popen[byt
     return process
 
 
-def wait_for_the_last_of(process: subprocess.Popen[bytes]) -> None:
+def wait_for_the_last_of(process):
     """Wait until nobody is left that could write to its standard output."""
     assert line_of(process) == b""
 
@@ -273,9 +263,7 @@ def test_without_the_lock_all_that_the_program_has_started_ends_within_the_grace
     assert process.wait(HUNG) in {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
-def test_all_have_the_grace_though_the_program_ends_first(
-    start: Start, order: tuple[int, int]
-) -> None:
+def test_all_have_the_grace_though_the_program_ends_first(start, order):
     late = "trap 'sleep 0.2; echo done; exit' TERM; echo ready; while :; do sleep 0.05; done"
     process = start("sh", "-c", f"({late}) & wait", grace=HUNG)
     assert line_of(process) == b"ready"
@@ -285,7 +273,7 @@ def test_all_have_the_grace_though_the_program_ends_first(
     assert process.wait(HUNG) == 128 + signal.SIGTERM
 
 
-def test_what_a_program_leaves_behind_at_its_own_end_goes_on(start: Start) -> None:
+def test_what_a_program_leaves_behind_at_its_own_end_goes_on(start):
     process = start("sh", "-c", "exec 3<&0; (read line <&3; echo $line) & exit 3")
     assert process.wait(HUNG) == 3
     assert process.stdin
@@ -294,7 +282,7 @@ def test_what_a_program_leaves_behind_at_its_own_end_goes_on(start: Start) -> No
     assert line_of(process) == b"still here"
 
 
-def test_a_terminals_interrupt_ends_what_the_program_leaves_behind(start: Start) -> None:
+def test_a_terminals_interrupt_ends_what_the_program_leaves_behind(start):
     terminal, theirs = os.openpty()
     # A shell has its background ignore SIGINT.
     process = start("sh", "-c", "sleep 600 & echo $!; wait", grace=0.2, stdin=theirs, stdout=theirs)
@@ -309,7 +297,7 @@ def test_a_terminals_interrupt_ends_what_the_program_leaves_behind(start: Start)
         os.close(terminal)
 
 
-def test_the_exit_status_is_known_though_we_were_started_with_sigchld_ignored(start: Start) -> None:
+def test_the_exit_status_is_known_though_we_were_started_with_sigchld_ignored(start):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         process = start("sh", "-c", "exit 7")
@@ -332,21 +320,19 @@ assert found == [[below.pid], [below.pid], []], (found, below.pid)
 """
 
 
-def test_without_proc_the_processes_are_those_of_ps() -> None:
+def test_without_proc_the_processes_are_those_of_ps():
     subprocess.run([sys.executable, "-c", WITHOUT_PROC], cwd=ROOT, timeout=HUNG, check=True)
 
 
-def test_it_runs_in_another_thread_too() -> None:
-    statuses: list[int] = []
+def test_it_runs_in_another_thread_too():
+    statuses = []
     thread = threading.Thread(target=lambda: statuses.append(Child(["true"], {}, 1.0).run()))
     thread.start()
     thread.join(HUNG)
     assert statuses == [0]
 
 
-def test_the_end_of_the_program_is_seen_though_we_were_started_with_sigchld_blocked(
-    start: Start,
-) -> None:
+def test_the_end_of_the_program_is_seen_though_we_were_started_with_sigchld_blocked(start):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
         process = start("sh", "-c", "exit 7")
@@ -355,7 +341,7 @@ def test_the_end_of_the_program_is_seen_though_we_were_started_with_sigchld_bloc
     assert process.wait(HUNG) == 7
 
 
-def test_our_own_handlers_are_put_back() -> None:
+def test_our_own_handlers_are_put_back():
     numbers = (*PASSED_ON, signal.SIGCHLD)
     before = [signal.getsignal(number) for number in numbers]
     assert Child(["true"], {}, 1.0).run() == 0

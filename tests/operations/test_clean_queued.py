@@ -15,7 +15,7 @@ IMPORT, EXPORT = "shop.tasks.import", "shop.tasks.export"
 
 
 @pytest.fixture(autouse=True)
-def _announced(locks: object) -> None:
+def _announced(locks):
     for name, task_id, task in (
         ("import:1", "id-1", f"{IMPORT}|and more"),
         ("import:{2}", "id-2", IMPORT),
@@ -26,12 +26,12 @@ def _announced(locks: object) -> None:
     task_runs.retract("over", "id-4", using="default")
 
 
-def standing() -> set[str]:
+def standing():
     """The calls that stand for others."""
     return {calls.queued for _, calls in task_runs.announced(using="default").locks}
 
 
-def test_it_forgets_all_and_asks_nothing() -> None:
+def test_it_forgets_all_and_asks_nothing():
     outcome = locks_command("clean", "--queued")
     assert outcome.status == 0
     assert outcome.out.endswith("Forgot 3 announced calls.\n")
@@ -39,13 +39,13 @@ def test_it_forgets_all_and_asks_nothing() -> None:
     assert task_runs.announce("export", "id-5", 60, task=EXPORT, using="default") == ""
 
 
-def test_or_those_of_one_task() -> None:
+def test_or_those_of_one_task():
     outcome = locks_command("clean", "--queued", "--task", IMPORT)
     assert "Forgot 2 announced calls." in outcome.out
     assert standing() == {"id-3"}
 
 
-def test_a_dry_run_prints_what_it_would_forget() -> None:
+def test_a_dry_run_prints_what_it_would_forget():
     outcome = locks_command("clean", "--queued", "--dry-run", "--task", EXPORT)
     assert outcome.status == 0
     headers, row, rest = outcome.out.splitlines()
@@ -55,7 +55,7 @@ def test_a_dry_run_prints_what_it_would_forget() -> None:
     assert standing() == {"id-1", "id-2", "id-3"}
 
 
-def test_for_programs() -> None:
+def test_for_programs():
     for more, forgotten in (["--dry-run"], False), ([], True):
         found = locks_command("clean", "--queued", "--json", *more).json
         assert {one["id"]: (one["name"], one["task"]) for one in found} == {
@@ -69,7 +69,7 @@ def test_for_programs() -> None:
     assert locks_command("clean", "--queued", "--json").json == []
 
 
-def test_a_call_that_waits_after_all_has_the_last_calls_arguments() -> None:
+def test_a_call_that_waits_after_all_has_the_last_calls_arguments():
     how = {"task": EXPORT, "arguments": b"the last", "using": "default"}
     assert task_runs.announce("export", "id-6", 60, **how) == "id-3"
     assert locks_command("clean", "--queued").status == 0
@@ -81,7 +81,7 @@ def test_a_call_that_waits_after_all_has_the_last_calls_arguments() -> None:
     [("--all",), ("--dead-here",), ("--prefix", "x"), ("--host", "x"), ("--older-than", "1h")],
     ids=" ".join,
 )
-def test_it_chooses_by_task_alone(more: tuple[str, ...]) -> None:
+def test_it_chooses_by_task_alone(more):
     with distributed_lock("lottery"):
         outcome = locks_command("clean", "--queued", "--yes", *more)
         assert (outcome.status, outcome.err) == (
@@ -92,8 +92,8 @@ def test_it_chooses_by_task_alone(more: tuple[str, ...]) -> None:
     assert len(standing()) == 3
 
 
-def test_without_a_server_it_says_so(settings: object) -> None:
-    settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}  # type: ignore[attr-defined]
+def test_without_a_server_it_says_so(settings):
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
     outcome = locks_command("clean", "--queued")
     assert outcome.status == 3
     assert not outcome.out

@@ -29,19 +29,17 @@ pytestmark = pytest.mark.django_db
 LIST = "/admin/django_redislock/completedrun/"
 
 
-def page_of(run: CompletedRun) -> str:
+def page_of(run):
     return f"{LIST}{run.pk}/change/"
 
 
-def forgetting(run: CompletedRun) -> dict[str, Any]:
+def forgetting(run):
     """The form of the list that deletes a row, as it is sent after the question."""
     return {"action": "delete_selected", "_selected_action": run.pk, "post": "yes"}
 
 
 @pytest.mark.parametrize("user", ["root", "forgetter", "auditor"])
-def test_those_with_the_right_to_view_see_the_runs(
-    sign_in: Callable[..., Client], user: str
-) -> None:
+def test_those_with_the_right_to_view_see_the_runs(sign_in, user):
     client = sign_in(user)
     run = add_run("lottery")
     for address in (LIST, page_of(run)):
@@ -52,7 +50,7 @@ def test_those_with_the_right_to_view_see_the_runs(
 
 
 @pytest.mark.parametrize("user", ["clerk", "operator"])
-def test_others_see_nothing(sign_in: Callable[..., Client], user: str) -> None:
+def test_others_see_nothing(sign_in, user):
     client = sign_in(user)
     run = add_run("lottery")
     for address in (LIST, page_of(run), f"{LIST}{run.pk}/delete/"):
@@ -60,7 +58,7 @@ def test_others_see_nothing(sign_in: Callable[..., Client], user: str) -> None:
     assert "Completed runs" not in text(client.get("/admin/"))
 
 
-def test_an_empty_page_says_why(sign_in: Callable[..., Client]) -> None:
+def test_an_empty_page_says_why(sign_in):
     client = sign_in("auditor")
     says = "The database “default” has no completed run. Only runs of tasks with once="
     assert says in text(client.get(LIST))
@@ -71,9 +69,7 @@ def test_an_empty_page_says_why(sign_in: Callable[..., Client]) -> None:
     assert says not in shown
 
 
-def test_an_empty_page_offers_no_actions_and_counts_no_results(
-    sign_in: Callable[..., Client],
-) -> None:
+def test_an_empty_page_offers_no_actions_and_counts_no_results(sign_in):
     client = sign_in("forgetter")
     actions, results = '<div class="actions">', "0 results"
     empty = text(client.get(LIST))
@@ -89,7 +85,7 @@ def test_an_empty_page_offers_no_actions_and_counts_no_results(
     assert f"{results} (<a" in in_vain  # Which leads back to all.
 
 
-def test_nobody_adds_or_changes(sign_in: Callable[..., Client]) -> None:
+def test_nobody_adds_or_changes(sign_in):
     client = sign_in("root")
     run = add_run("lottery")
     assert client.get(f"{LIST}add/").status_code == 403
@@ -97,7 +93,7 @@ def test_nobody_adds_or_changes(sign_in: Callable[..., Client]) -> None:
     assert known() == ["lottery"]
 
 
-def test_those_who_may_only_look_cannot_forget(sign_in: Callable[..., Client]) -> None:
+def test_those_who_may_only_look_cannot_forget(sign_in):
     client = sign_in("auditor")
     run = add_run("lottery")
     assert "delete_selected" not in text(client.get(LIST))
@@ -106,9 +102,7 @@ def test_those_who_may_only_look_cannot_forget(sign_in: Callable[..., Client]) -
     assert known() == ["lottery"]
 
 
-def test_the_right_to_forget_alone_shows_and_forgets_nothing(
-    sign_in: Callable[..., Client],
-) -> None:
+def test_the_right_to_forget_alone_shows_and_forgets_nothing(sign_in):
     client, run = sign_in("clerk"), add_run("lottery")
     right = Permission.objects.get(codename="delete_completedrun")
     User.objects.get(username="clerk").user_permissions.add(right)
@@ -119,9 +113,7 @@ def test_the_right_to_forget_alone_shows_and_forgets_nothing(
 
 
 @pytest.mark.parametrize("how", ["in the list", "on its page"])
-def test_to_delete_a_row_is_to_forget_it_after_a_question_and_is_logged(
-    sign_in: Callable[..., Client], how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_to_delete_a_row_is_to_forget_it_after_a_question_and_is_logged(sign_in, how, caplog):
     client = sign_in("forgetter")
     run = add_run("lottery")
     add_run("raffle")
@@ -140,7 +132,7 @@ def test_to_delete_a_row_is_to_forget_it_after_a_question_and_is_logged(
     assert LogEntry.objects.get().object_repr == "lottery"
 
 
-def test_a_stale_page_forgets_no_newer_run(sign_in: Callable[..., Client]) -> None:
+def test_a_stale_page_forgets_no_newer_run(sign_in):
     client = sign_in("forgetter")
     run = add_run("lottery")
     stale = forgetting(run)
@@ -161,9 +153,7 @@ def test_a_stale_page_forgets_no_newer_run(sign_in: Callable[..., Client]) -> No
         ("?completed_at__lt=2020-01-01 00:00%2B00:00", []),
     ],
 )
-def test_runs_are_searched_and_filtered(
-    sign_in: Callable[..., Client], query: str, found: list[str]
-) -> None:
+def test_runs_are_searched_and_filtered(sign_in, query, found):
     add_run("raffle", 2 * DAY, alias="other", task="raffle.draw", task_id="id-of-the-raffle")
     add_run("lottery")
     shown = sign_in("auditor").get(f"{LIST}{query}")
@@ -178,7 +168,7 @@ def test_without_its_table_the_page_says_what_to_do(
     bare = make_database("bare", migrate=False)
 
     class Bare:
-        def db_for_read(self, model: type, **hints: Any) -> str | None:
+        def db_for_read(self, model, **hints):
             return bare if model is CompletedRun else None
 
     settings.DATABASE_ROUTERS = [Bare()]
@@ -193,7 +183,7 @@ def test_the_page_of_another_database_is_a_subclass(make_database: MakeDatabase)
     archive = make_database("archive")
 
     class ArchiveRunsAdmin(CompletedRunAdmin):
-        def get_queryset(self, request: Any) -> Any:
+        def get_queryset(self, request):
             return super().get_queryset(request).using(archive)
 
     add_run("lottery:0")
@@ -207,9 +197,7 @@ def test_the_page_of_another_database_is_a_subclass(make_database: MakeDatabase)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_whatever_somebody_wrote_is_shown_harmlessly(
-    sign_in: Callable[..., Client], name: str
-) -> None:
+def test_whatever_somebody_wrote_is_shown_harmlessly(sign_in, name):
     client = sign_in("forgetter")
     run = add_run(name, task=name, task_id=name, place=name)
     for address in (LIST, page_of(run), f"{LIST}{run.pk}/delete/"):

@@ -8,7 +8,7 @@ import re
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -37,17 +37,8 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from django.db.models import Model
-
-    from django_redislock.backends.base import TakesCommands
-    from django_redislock.rules.forms import Form
-    from django_redislock.rules.steps import Call, Outcome, Performer
-    from tests.conftest import Locks, MakeProxy, MakeServer
-    from tests.support.quorums import MakeQuorum
+    from tests.conftest import Locks
     from tests.support.servers import Server
-    from tests.support.topologies import MakeWatched, Watched
 
 pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
 
@@ -55,23 +46,23 @@ SLOW = reach.SLOW_ROUND_TRIP
 
 
 @pytest.fixture(autouse=True)
-def no_server_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_server_is_slow(monkeypatch):
     """A busy machine is no slow server."""
     monkeypatch.setattr(reach, "SLOW_ROUND_TRIP", HUNG)
 
 
-def findings(using: str = "default") -> dict[str, Finding]:
+def findings(using="default"):
     return {finding.about: finding for finding in doctor.examine(using)}
 
 
-def level(about: str) -> str:
+def level(about):
     return findings()[about].level
 
 
-def comes(about: str, level: str, part: str = "") -> None:
+def comes(about, level, part=""):
     """Wait until that is found; while the machine is busy, something else may be."""
 
-    def is_found() -> bool:
+    def is_found():
         finding = findings().get(about)
         return finding is not None and finding.level == level and part in finding.says
 
@@ -100,7 +91,7 @@ def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
     }
 
 
-def test_all_but_ok_comes_with_a_remedy(locks: Locks, settings: Any) -> None:
+def test_all_but_ok_comes_with_a_remedy(locks, settings):
     settings.CACHES = {"default": cache(locks.server.url)}
     locks.redis.set(f"{locks.prefix}:{{odd}}:lock", "x")
     locks.redis.set(f"{locks.prefix}:{{odd}}:done", "x")
@@ -109,7 +100,7 @@ def test_all_but_ok_comes_with_a_remedy(locks: Locks, settings: Any) -> None:
     assert all(one.advice for one in found if one.level != "ok")
 
 
-def test_wrong_settings_of_one_alias_hide_no_other(locks: Locks, settings: Any) -> None:
+def test_wrong_settings_of_one_alias_hide_no_other(locks, settings):
     settings.REDISLOCK = {"wrong": {"TTL": "soon"}, **settings.REDISLOCK}
     output = io.StringIO()
     with pytest.raises(CommandError):
@@ -122,13 +113,13 @@ def test_wrong_settings_of_one_alias_hide_no_other(locks: Locks, settings: Any) 
     assert (server["about"], server["level"]) == ("server", "ok")
 
 
-def test_the_examination_leaves_nothing_that_stays(locks: Locks) -> None:
+def test_the_examination_leaves_nothing_that_stays(locks):
     findings()
     assert held.list() == []
     assert immortal(locks) == []
 
 
-def test_a_server_that_refuses_connections_fails(locks: Locks, make_proxy: MakeProxy) -> None:
+def test_a_server_that_refuses_connections_fails(locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     proxy.refuse()
@@ -154,12 +145,8 @@ UNTRUSTED = r"certificate verify failed.*\(set OPTIONS\['ssl_ca_certs'\] to a fi
     ids=["no password", "wrong password", "no such database", "untrusted"],
 )
 def test_what_a_server_refuses_is_the_only_finding_and_says_what_to_write(
-    config: dict[str, Any],
-    options: dict[str, Any],
-    says: str,
-    locks: Locks,
-    make_server: MakeServer,
-) -> None:
+    config, options, says, locks, make_server
+):
     locks.on(make_server("redis", **config))
     location = locks.server.url.removesuffix("/0")
     locks.configure(LOCATION=location, OPTIONS=options)
@@ -170,9 +157,7 @@ def test_what_a_server_refuses_is_the_only_finding_and_says_what_to_write(
     assert "wr0ng" not in repr(finding)
 
 
-def test_a_server_that_cannot_serve_now_is_said_to_be_not_ready(
-    locks: Locks, own_server: Server
-) -> None:
+def test_a_server_that_cannot_serve_now_is_said_to_be_not_ready(locks, own_server):
     locks.on(own_server, OPTIONS={"socket_timeout": HUNG})
     client = own_server.client()
     client.config_set("maxclients", 1)
@@ -191,9 +176,7 @@ def test_a_server_that_cannot_serve_now_is_said_to_be_not_ready(
     assert level("server") == "ok"
 
 
-def test_a_server_that_is_slow_is_warned_of(
-    locks: Locks, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_slow_is_warned_of(locks, make_proxy, monkeypatch):
     monkeypatch.setattr(reach, "SLOW_ROUND_TRIP", SLOW)
     proxy = make_proxy(locks.server)
     locks.on(proxy)
@@ -201,9 +184,7 @@ def test_a_server_that_is_slow_is_warned_of(
     assert level("server") == "warn"
 
 
-def test_a_ttl_that_is_too_short_for_the_distance_is_warned_of(
-    locks: Locks, make_proxy: MakeProxy
-) -> None:
+def test_a_ttl_that_is_too_short_for_the_distance_is_warned_of(locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy, TTL=1)
     proxy.rule("PING", "delayreply:0.3", times=None)
@@ -215,9 +196,7 @@ def test_a_ttl_that_is_too_short_for_the_distance_is_warned_of(
     assert "ttl" not in findings()
 
 
-def test_a_server_that_falls_silent_half_way_is_a_finding(
-    locks: Locks, make_proxy: MakeProxy
-) -> None:
+def test_a_server_that_falls_silent_half_way_is_a_finding(locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy, OPTIONS={"socket_timeout": 2.0})
     proxy.rule("INFO", "hang_before", times=None)
@@ -240,7 +219,7 @@ def test_eviction_fails_with_any_policy_but_noeviction(
     assert level("eviction") == "ok"
 
 
-def test_a_server_that_is_nearly_full_is_warned_of(locks: Locks, own_server: Server) -> None:
+def test_a_server_that_is_nearly_full_is_warned_of(locks, own_server):
     locks.on(own_server)
     client = own_server.client()
     client.config_set("maxmemory-policy", "noeviction")
@@ -255,7 +234,7 @@ def test_a_server_that_is_nearly_full_is_warned_of(locks: Locks, own_server: Ser
     assert "memory" not in findings()
 
 
-def test_more_names_than_records_are_warned_of(locks: Locks, own_server: Server) -> None:
+def test_more_names_than_records_are_warned_of(locks, own_server):
     locks.on(own_server, RECORDS=10, RECORDS_FOR=3600)
     for number in range(7):
         task_runs.note_skip(f"order:{number}", "busy", using="default")
@@ -265,9 +244,7 @@ def test_more_names_than_records_are_warned_of(locks: Locks, own_server: Server)
     assert "before 1 h 00 min are over" in findings()["records"].says
 
 
-def test_memory_that_will_not_suffice_for_the_records_is_warned_of(
-    locks: Locks, own_server: Server
-) -> None:
+def test_memory_that_will_not_suffice_for_the_records_is_warned_of(locks, own_server):
     locks.on(own_server, RECORDS=100_000)
     now = time.time() * 1000
     locks.redis.zadd(ran_index_key(locks.prefix), {f"order:{pk}": now for pk in range(9_999)})
@@ -281,14 +258,14 @@ def test_memory_that_will_not_suffice_for_the_records_is_warned_of(
     assert "records" not in findings()
 
 
-def test_an_append_only_file_is_persistence_enough(locks: Locks, make_server: MakeServer) -> None:
+def test_an_append_only_file_is_persistence_enough(locks, make_server):
     locks.on(make_server(appendonly="yes"))
     assert level("persistence") == "ok"
 
 
 def test_a_server_that_cannot_write_to_disk_is_examined_although_it_refuses_even_a_ping(
-    locks: Locks, make_server: MakeServer
-) -> None:
+    locks, make_server
+):
     server = make_server(dbfilename="a-folder")
     locks.on(server)
     client = server.client()
@@ -296,7 +273,7 @@ def test_a_server_that_cannot_write_to_disk_is_examined_although_it_refuses_even
     client.config_set("save", "1 1")
     client.set("written", 1, px=600_000)
 
-    def is_refused() -> bool:
+    def is_refused():
         try:
             return not client.ping()
         except redis.ResponseError as error:
@@ -309,9 +286,7 @@ def test_a_server_that_cannot_write_to_disk_is_examined_although_it_refuses_even
 
 
 @pytest.mark.slow
-def test_a_replica_fails_and_a_primary_wants_acknowledgement(
-    locks: Locks, own_server: Server, make_server: MakeServer
-) -> None:
+def test_a_replica_fails_and_a_primary_wants_acknowledgement(locks, own_server, make_server):
     replica = make_server(own_server.kind, replicaof=f"{own_server.host} {own_server.port}")
     locks.on(own_server)
     wait_until(lambda: own_server.client().info("replication")["connected_slaves"] == 1)
@@ -333,7 +308,7 @@ def test_more_acknowledgements_than_replicas_fails(locks: Locks) -> None:
 
 
 @pytest.mark.slow
-def test_a_clock_that_is_far_off_is_warned_of(locks: Locks, make_server: MakeServer) -> None:
+def test_a_clock_that_is_far_off_is_warned_of(locks, make_server):
     from tests.support.servers import Server
 
     with Server(make_server().kind, movable_clock=True) as server:
@@ -347,13 +322,13 @@ def test_a_clock_that_is_far_off_is_warned_of(locks: Locks, make_server: MakeSer
 
 
 @pytest.mark.no_permit("there is no slot yet in which a bystander could stand")
-def test_a_server_in_cluster_mode_fails(locks: Locks, make_server: MakeServer) -> None:
+def test_a_server_in_cluster_mode_fails(locks, make_server):
     bus = free_port()  # By default it is 10,000 higher, which may be too high.
     locks.on(make_server(cluster_enabled="yes", cluster_port=bus))
     assert level("cluster") == "fail"
 
 
-def test_a_key_that_never_expires_is_found(locks: Locks) -> None:
+def test_a_key_that_never_expires_is_found(locks):
     with distributed_lock("lottery"):
         pass
     assert level("keys") == "ok"
@@ -364,7 +339,7 @@ def test_a_key_that_never_expires_is_found(locks: Locks) -> None:
     assert "lottery" in finding.says
 
 
-def test_locks_that_will_never_become_free_are_named(locks: Locks) -> None:
+def test_locks_that_will_never_become_free_are_named(locks):
     with held_by_other("lottery"):
         assert level("locks") == "ok"
         locks.redis.persist(lock_keys(locks.prefix, "lottery").lock)
@@ -383,7 +358,7 @@ def test_locks_that_will_never_become_free_are_named(locks: Locks) -> None:
         assert level("locks") == "ok"
 
 
-def test_locks_that_a_newer_version_holds_are_named(locks: Locks) -> None:
+def test_locks_that_a_newer_version_holds_are_named(locks):
     assert "versions" not in findings()
     locks.redis.set(lock_keys(locks.prefix, "lottery").lock, newer_lease(), px=60_000)
     distributed_lock("lottery", wait=0).acquire()
@@ -397,7 +372,7 @@ def test_locks_that_a_newer_version_holds_are_named(locks: Locks) -> None:
     assert level("locks") == "ok"
 
 
-def test_of_many_locks_the_first_are_named(locks: Locks) -> None:
+def test_of_many_locks_the_first_are_named(locks):
     for number in range(7):
         locks.redis.set(lock_keys(locks.prefix, f"odd:{number}").lock, "x")
     assert re.search(
@@ -406,14 +381,14 @@ def test_of_many_locks_the_first_are_named(locks: Locks) -> None:
     )
 
 
-def test_of_another_alias_the_remedy_names_it(locks: Locks, settings: Any) -> None:
+def test_of_another_alias_the_remedy_names_it(locks, settings):
     settings.REDISLOCK = {**settings.REDISLOCK, "other": settings.REDISLOCK["default"]}
     locks.redis.set(lock_keys(locks.prefix, "odd").lock, "x")
     assert "release NAME --alias other shows" in findings("other")["locks"].advice
 
 
 @pytest.mark.no_permit("all of the index is deleted, with the bystander in it")
-def test_a_held_lock_that_is_not_in_the_index_is_found(locks: Locks) -> None:
+def test_a_held_lock_that_is_not_in_the_index_is_found(locks):
     with distributed_lock("lottery"):
         assert level("index") == "ok"
         locks.redis.delete(index_key(locks.prefix))
@@ -422,7 +397,7 @@ def test_a_held_lock_that_is_not_in_the_index_is_found(locks: Locks) -> None:
         assert finding.says.startswith("1 held lock is missing in the index, so lists do not show")
 
 
-def test_a_name_that_is_used_by_several_limits_is_found(locks: Locks) -> None:
+def test_a_name_that_is_used_by_several_limits_is_found(locks):
     waits = distributed_lock("gpu", wait=HUNG)
     with held_by("gpu", limit=2), held_by("gpu", limit=2):
         assert "limits" not in findings()
@@ -435,7 +410,7 @@ def test_a_name_that_is_used_by_several_limits_is_found(locks: Locks) -> None:
     waits.release()
 
 
-def test_the_look_at_the_keys_is_bounded(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_look_at_the_keys_is_bounded(locks, monkeypatch):
     monkeypatch.setattr(keyspace, "MOST_KEYS", 1000)
     pipeline = locks.redis.pipeline(transaction=False)
     for number in range(20_000):
@@ -444,7 +419,7 @@ def test_the_look_at_the_keys_is_bounded(locks: Locks, monkeypatch: pytest.Monke
     assert "among the first 1000 keys" in findings()["keys"].says
 
 
-def cache(location: Any, backend: str = "redis.RedisCache", **options: Any) -> dict[str, Any]:
+def cache(location, backend="redis.RedisCache", **options):
     backend = f"django.core.cache.backends.{backend}"
     return {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
 
@@ -479,14 +454,12 @@ LOCAL = cache("", "locmem.LocMemCache")
         ({"default": cache("redis://127.0.0.1:{port}", db="x")}, False),
     ],
 )
-def test_a_cache_in_the_same_database_is_warned_of(
-    locks: Locks, settings: Any, caches: dict[str, Any], shared: bool
-) -> None:
+def test_a_cache_in_the_same_database_is_warned_of(locks, settings, caches, shared):
     settings.CACHES = json.loads(json.dumps(caches).replace("{port}", str(locks.server.port)))
     assert level("cache") == ("warn" if shared else "ok")
 
 
-def test_locks_in_memory_are_one_warning(settings: Any) -> None:
+def test_locks_in_memory_are_one_warning(settings):
     settings.REDISLOCK = {"default": IN_MEMORY}
     (finding,) = findings().values()
     assert (finding.about, finding.level) == ("server", "warn")
@@ -498,21 +471,21 @@ def test_locks_in_memory_are_one_warning(settings: Any) -> None:
 class Theirs(Backend):
     """One that knows nothing of ours, but has one inside to keep its locks."""
 
-    def _start(self) -> None:
+    def _start(self):
         super()._start()
         self.inside = RedisBackend(self.conf)
         self.watchdog = self.inside.watchdog
 
-    def session(self, form: Form | None = None) -> Performer:
+    def session(self, form=None):
         return self.inside.session(form)
 
-    def async_session(self, form: Form | None = None) -> Performer:
+    def async_session(self, form=None):
         return self.inside.async_session(form)
 
-    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+    def call_many(self, calls):
         return self.inside.call_many(calls)
 
-    def examine(self) -> Iterator[Finding]:
+    def examine(self):
         yield Finding("mirror", "ok", "both halves are equal")
         yield Finding("tape", "warn", "it is nearly full", "Change it.", id="shop.W001")
 
@@ -523,21 +496,21 @@ class OfOneProcess(Theirs):
 
 class WithServers(Theirs):
     @contextmanager
-    def servers(self) -> Iterator[dict[str, TakesCommands]]:
+    def servers(self):
         yield {"one": self.inside, "two": self.inside}
 
 
 class Silent(Theirs):
-    def examine(self) -> Iterator[Finding]:
+    def examine(self):
         raise LockUnavailable(self.prefix, "the tape is torn")
 
 
-def examined_as(backend: type[Backend], locks: Locks, **settings: Any) -> dict[str, Finding]:
+def examined_as(backend, locks, **settings):
     locks.configure(BACKEND=f"{__name__}.{backend.__name__}", **settings)
     return findings()
 
 
-def test_a_backend_of_somebody_else_tells_its_findings_and_has_a_lock_tried(locks: Locks) -> None:
+def test_a_backend_of_somebody_else_tells_its_findings_and_has_a_lock_tried(locks):
     found = examined_as(Theirs, locks)
     assert list(found) == ["mirror", "tape", "rights"]
     assert (found["rights"].level, found["rights"].says) == ("ok", "a lock was taken and released")
@@ -554,21 +527,21 @@ def test_a_backend_of_somebody_else_tells_its_findings_and_has_a_lock_tried(lock
     assert not nobody["rights"].says.endswith(".")
 
 
-def test_a_backend_of_somebody_else_within_one_process_is_said_to_be_that(locks: Locks) -> None:
+def test_a_backend_of_somebody_else_within_one_process_is_said_to_be_that(locks):
     found = examined_as(OfOneProcess, locks)
     assert list(found) == ["server", "mirror", "tape"]
     assert found["server"].says == "OfOneProcess keeps locks within one process"
     assert [one.id for one in check_servers()] == ["shop.W001"]
 
 
-def test_servers_of_somebody_elses_backend_are_examined_like_ours(locks: Locks) -> None:
+def test_servers_of_somebody_elses_backend_are_examined_like_ours(locks):
     found = examined_as(WithServers, locks)
     assert {"mirror", "server", "version", "rights", "persistence", "keys"} <= set(found)
     assert found["persistence"].says.startswith("all servers: a restart of the server frees locks")
     assert "django_redislock.W026" in [one.id for one in check_servers()]
 
 
-def test_a_backend_of_somebody_else_that_does_not_answer_is_a_finding(locks: Locks) -> None:
+def test_a_backend_of_somebody_else_that_does_not_answer_is_a_finding(locks):
     (finding,) = examined_as(Silent, locks).values()
     assert (finding.about, finding.level, finding.id) == ("server", "fail", "E020")
     assert "the tape is torn" in finding.says
@@ -577,7 +550,7 @@ def test_a_backend_of_somebody_else_that_does_not_answer_is_a_finding(locks: Loc
 # --- rights ---------------------------------------------------------------------------------------
 
 
-def add_user(locks: Locks, rules: str) -> None:
+def add_user(locks, rules):
     """Let the locks of this test be used by a user with these rules and no others."""
     locks.redis.execute_command(
         "ACL", "SETUSER", "locker", "reset", "on", ">pass-word", *rules.split()
@@ -586,13 +559,13 @@ def add_user(locks: Locks, rules: str) -> None:
 
 
 @pytest.fixture
-def locker(locks: Locks) -> Any:
+def locker(locks):
     yield
     locks.redis.execute_command("ACL", "DELUSER", "locker")
 
 
 @pytest.mark.usefixtures("locker")
-def test_the_minimal_rights_suffice_for_everything(locks: Locks) -> None:
+def test_the_minimal_rights_suffice_for_everything(locks):
     """Locks, waiters, lists and force release work; nothing of other prefixes can be touched."""
     add_user(locks, doctor.minimal_acl(locks.prefix))
     found = findings()
@@ -609,7 +582,7 @@ def test_the_minimal_rights_suffice_for_everything(locks: Locks) -> None:
 
 
 @pytest.mark.usefixtures("locker")
-def test_a_missing_right_fails_and_the_rules_are_printed(locks: Locks) -> None:
+def test_a_missing_right_fails_and_the_rules_are_printed(locks):
     rules = doctor.minimal_acl(locks.prefix)
     add_user(locks, rules.replace("+set ", ""))
     finding = findings()["rights"]
@@ -617,9 +590,7 @@ def test_a_missing_right_fails_and_the_rules_are_printed(locks: Locks) -> None:
     assert rules in finding.advice
 
 
-def test_what_no_right_would_help_against_is_told_without_the_rules(
-    locks: Locks, own_server: Server
-) -> None:
+def test_what_no_right_would_help_against_is_told_without_the_rules(locks, own_server):
     locks.on(own_server)
     client = own_server.client()
     for name, value, said in (
@@ -643,7 +614,7 @@ def test_forbidden_scripts_are_a_warning(locks: Locks) -> None:
 
 
 @pytest.mark.usefixtures("locker")
-def test_without_the_right_to_ask_much_is_unknown_and_nothing_breaks(locks: Locks) -> None:
+def test_without_the_right_to_ask_much_is_unknown_and_nothing_breaks(locks):
     rules = doctor.minimal_acl(locks.prefix).replace("+info ", "")
     add_user(locks, rules)
     found = findings()
@@ -652,9 +623,7 @@ def test_without_the_right_to_ask_much_is_unknown_and_nothing_breaks(locks: Lock
     assert not found.keys() & {"replication", "persistence", "cluster"}
 
 
-def test_rights_that_another_doctor_keeps_from_being_tried_are_not_said_to_be_fine(
-    locks: Locks,
-) -> None:
+def test_rights_that_another_doctor_keeps_from_being_tried_are_not_said_to_be_fine(locks):
     with held_by_other(rights.PROBE):
         finding = findings()["rights"]
     assert finding.level == "warn"
@@ -662,14 +631,14 @@ def test_rights_that_another_doctor_keeps_from_being_tried_are_not_said_to_be_fi
 
 
 @pytest.mark.usefixtures("locker")
-def test_a_user_without_the_right_to_a_ping_is_examined(locks: Locks) -> None:
+def test_a_user_without_the_right_to_a_ping_is_examined(locks):
     add_user(locks, doctor.minimal_acl(locks.prefix).replace("+ping ", ""))
     found = findings()
     assert {about for about, one in found.items() if one.level != "ok"} == {"persistence"}
 
 
 @pytest.mark.usefixtures("locker")
-def test_a_user_without_rights_to_the_keys_fails_once(locks: Locks) -> None:
+def test_a_user_without_rights_to_the_keys_fails_once(locks):
     rules = doctor.minimal_acl(locks.prefix)
     add_user(locks, rules.replace(f"~{locks.prefix}", "~elsewhere"))
     found = findings().values()
@@ -677,7 +646,7 @@ def test_a_user_without_rights_to_the_keys_fails_once(locks: Locks) -> None:
 
 
 @pytest.mark.usefixtures("locker")
-def test_a_user_who_may_not_choose_the_database_is_told_the_rules(locks: Locks) -> None:
+def test_a_user_who_may_not_choose_the_database_is_told_the_rules(locks):
     rules = doctor.minimal_acl(locks.prefix)
     add_user(locks, rules.replace("+select ", ""))
     locks.configure(LOCATION=locks.server.url.replace("/0", "/1"))
@@ -688,8 +657,8 @@ def test_a_user_who_may_not_choose_the_database_is_told_the_rules(locks: Locks) 
 
 @pytest.mark.parametrize("database", [0, 3])
 def test_the_rules_name_the_database_where_rights_are_for_some_databases(
-    database: int, locks: Locks, make_server: MakeServer
-) -> None:
+    database, locks, make_server
+):
     locks.on(make_server("valkey"))
     location = locks.server.url.replace("/0", f"/{database}")
     locks.configure(LOCATION=location)
@@ -707,7 +676,7 @@ def test_the_rules_name_the_database_where_rights_are_for_some_databases(
 # --- the admin's permissions ----------------------------------------------------------------------
 
 
-def test_permissions_that_migrate_has_not_made_are_warned_of() -> None:
+def test_permissions_that_migrate_has_not_made_are_warned_of():
     (finding,) = doctor.examine_admin()
     assert (finding.about, finding.level) == ("permissions", "ok")
     Permission.objects.filter(content_type__app_label="django_redislock").delete()
@@ -719,12 +688,12 @@ def test_permissions_that_migrate_has_not_made_are_warned_of() -> None:
     assert "permissions" not in run("--alias", "default")[1]
 
 
-def rename(table: str) -> None:
+def rename(table):
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
 
 
-def test_a_database_without_tables_is_warned_of() -> None:
+def test_a_database_without_tables_is_warned_of():
     rename("auth_permission")
     (finding,) = doctor.examine_admin()
     assert finding.level == "warn"
@@ -737,7 +706,7 @@ def test_a_database_without_tables_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("model", "what"), [(Fence, "fences"), (CompletedRun, "completed runs")], ids=["fences", "runs"]
 )
-def test_a_table_that_migrate_has_not_made_is_warned_of(model: type[Model], what: str) -> None:
+def test_a_table_that_migrate_has_not_made_is_warned_of(model, what):
     (finding,) = doctor.examine_tables()
     assert (finding.about, finding.level) == ("tables", "ok")
     rename(model._meta.db_table)
@@ -756,9 +725,9 @@ def test_a_table_that_migrate_has_not_made_is_warned_of(model: type[Model], what
     ids=["no database", "no answer"],
 )
 def test_a_default_database_that_cannot_tell_of_its_tables_is_never_said_to_have_them(
-    error: Exception, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*args: Any) -> list[str]:
+    error, level, monkeypatch
+):
+    def fails(*args):
         raise error
 
     monkeypatch.setattr(connection.introspection, "table_names", fails)
@@ -770,7 +739,7 @@ def test_a_default_database_that_cannot_tell_of_its_tables_is_never_said_to_have
 # --- manage.py locks doctor -----------------------------------------------------------------------
 
 
-def run(*args: str) -> tuple[int, str]:
+def run(*args):
     out = io.StringIO()
     try:
         call_command("locks", "doctor", *args, stdout=out, stderr=out, no_color=True)
@@ -779,7 +748,7 @@ def run(*args: str) -> tuple[int, str]:
     return 0, out.getvalue()
 
 
-def test_the_command_prints_a_line_for_each_finding_and_the_minimal_rules(locks: Locks) -> None:
+def test_the_command_prints_a_line_for_each_finding_and_the_minimal_rules(locks):
     status, out = run()
     assert status == 0
     for finding in findings().values():
@@ -787,7 +756,7 @@ def test_the_command_prints_a_line_for_each_finding_and_the_minimal_rules(locks:
     assert doctor.minimal_acl(locks.prefix) in out
 
 
-def test_the_command_prints_json() -> None:
+def test_the_command_prints_json():
     status, out = run("--json")
     assert status == 0
     assert {frozenset(one) for one in json.loads(out)} == {
@@ -795,7 +764,7 @@ def test_the_command_prints_json() -> None:
     }
 
 
-def test_a_fail_is_exit_status_1(locks: Locks) -> None:
+def test_a_fail_is_exit_status_1(locks):
     locks.configure(REPLICAS_ACK=1, OPTIONS={"socket_timeout": 2.0})
     status, out = run()
     assert status == 1
@@ -807,9 +776,7 @@ def test_a_fail_is_exit_status_1(locks: Locks) -> None:
 
 
 @pytest.mark.slow
-def test_sentinels_are_fit_that_all_answer_and_agree(
-    watched: Watched, settings: Any, key_prefix: str
-) -> None:
+def test_sentinels_are_fit_that_all_answer_and_agree(watched, settings, key_prefix):
     watched.locks(settings, key_prefix)
     found = findings()
     assert found["sentinels"].level == "ok"
@@ -828,9 +795,7 @@ def test_sentinels_are_fit_that_all_answer_and_agree(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [1, 2])
-def test_too_few_sentinels_are_warned_of(
-    named: int, watched: Watched, settings: Any, key_prefix: str
-) -> None:
+def test_too_few_sentinels_are_warned_of(named, watched, settings, key_prefix):
     locks = watched.locks(settings, key_prefix)
     locks.configure(LOCATION=watched.setting()["LOCATION"][:named])
     finding = findings()["sentinels"]
@@ -838,9 +803,7 @@ def test_too_few_sentinels_are_warned_of(
 
 
 @pytest.mark.slow
-def test_sentinels_that_are_silent_or_could_not_agree_are_found(
-    make_watched: MakeWatched, settings: Any, key_prefix: str
-) -> None:
+def test_sentinels_that_are_silent_or_could_not_agree_are_found(make_watched, settings, key_prefix):
     # As long as that they may stand still without a failover.
     watched = make_watched(down_after=3.0)
     watched.locks(settings, key_prefix)
@@ -856,8 +819,8 @@ def test_sentinels_that_are_silent_or_could_not_agree_are_found(
 
 @pytest.mark.slow
 def test_sentinels_that_name_no_master_are_a_finding_and_a_sentence_for_lists(
-    watched: Watched, settings: Any, key_prefix: str
-) -> None:
+    watched, settings, key_prefix
+):
     locks = watched.locks(settings, key_prefix)
     locks.configure(**watched.setting(service_name="nobody"))
     (finding,) = findings().values()
@@ -870,7 +833,7 @@ def test_sentinels_that_name_no_master_are_a_finding_and_a_sentence_for_lists(
 # --- a quorum ------------------------------------------------------------------------------------
 
 
-def test_a_quorum_is_fit_while_a_majority_answers(make_quorum: MakeQuorum) -> None:
+def test_a_quorum_is_fit_while_a_majority_answers(make_quorum):
     quorum = make_quorum()
     quorum.configure(socket_timeout=5.0)
     found = findings()
@@ -894,9 +857,7 @@ def test_a_quorum_is_fit_while_a_majority_answers(make_quorum: MakeQuorum) -> No
 
 
 @pytest.mark.parametrize("protocol", [3, 2])
-def test_of_a_quorum_an_append_only_file_may_not_lack_the_last_second(
-    protocol: int, make_quorum: MakeQuorum
-) -> None:
+def test_of_a_quorum_an_append_only_file_may_not_lack_the_last_second(protocol, make_quorum):
     quorum = make_quorum(appendonly="yes")
     quorum.configure(OPTIONS={"socket_timeout": 5.0, "protocol": protocol})
     clients = [server.client() for server in quorum.servers]
@@ -915,9 +876,7 @@ def test_of_a_quorum_an_append_only_file_may_not_lack_the_last_second(
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
-def test_no_connection_to_a_server_of_a_quorum_stays(
-    ends_early: bool, make_quorum: MakeQuorum, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_connection_to_a_server_of_a_quorum_stays(ends_early, make_quorum, monkeypatch):
     quorum = make_quorum()
     quorum.configure(OPTIONS={"socket_timeout": 5.0, "client_name": "ours"})
     with distributed_lock("lottery"):
@@ -925,7 +884,7 @@ def test_no_connection_to_a_server_of_a_quorum_stays(
     before = [quorum.clients(server, "ours") for server in range(3)]
     make, made = quorum_backend.Server, []
 
-    def make_and_keep(*args: Any) -> quorum_backend.Server:
+    def make_and_keep(*args):
         made.append(make(*args))  # Or their connections would go when they are collected.
         return made[-1]
 
@@ -940,7 +899,7 @@ def test_no_connection_to_a_server_of_a_quorum_stays(
     wait_until(lambda: [quorum.clients(server, "ours") for server in range(3)] == before)
 
 
-def test_one_server_by_two_names_is_no_quorum(make_quorum: MakeQuorum, settings: Any) -> None:
+def test_one_server_by_two_names_is_no_quorum(make_quorum, settings):
     quorum = make_quorum()
     url = quorum.servers[0].url
     twice = [url, url.replace("127.0.0.1", "localhost"), quorum.servers[1].url]

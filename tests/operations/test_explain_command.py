@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -26,7 +25,7 @@ OF_OTHER = Options(ttl=10, using="other")
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
-def run(name: str, task_id: str) -> None:
+def run(name, task_id):
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task="lottery.tasks.draw", task_id=task_id)),
@@ -35,13 +34,13 @@ def run(name: str, task_id: str) -> None:
         pass
 
 
-def stand_in_line(name: str, task_id: str) -> None:
+def stand_in_line(name, task_id):
     busy = Lock(name, Options(wait=0.0)).attempt()
     assert isinstance(busy, Busy)
     task_runs.stand_in_line(name, task_id, 0, busy, spacing=0.0, permits=1, using="default")
 
 
-def test_a_name_is_explained_oldest_first() -> None:
+def test_a_name_is_explained_oldest_first():
     add_run("lottery", 90)
     run("lottery", ID)
     held.hold("lottery", 60, by="ann", reason="upgrade")
@@ -64,7 +63,7 @@ def test_a_name_is_explained_oldest_first() -> None:
     assert re.search(rf"\. The hold ended at {TIME}, after \d\.\d s\.$", over)
 
 
-def test_a_task_is_found_by_its_id_under_any_lock_of_any_alias(settings: Any) -> None:
+def test_a_task_is_found_by_its_id_under_any_lock_of_any_alias(settings):
     settings.REDISLOCK = settings.REDISLOCK | {
         "other": settings.REDISLOCK["default"] | {"KEY_PREFIX": "other"}
     }
@@ -77,7 +76,7 @@ def test_a_task_is_found_by_its_id_under_any_lock_of_any_alias(settings: Any) ->
         assert locks_command("explain", ID, "--alias", "default").status == 1
 
 
-def test_a_name_with_a_limit_is_explained_over_all_its_permits() -> None:
+def test_a_name_with_a_limit_is_explained_over_all_its_permits():
     with distributed_lock("gpu", limit=2):
         with (
             busy_with(Activity(task="lottery.tasks.draw", task_id=ID)),
@@ -93,7 +92,7 @@ def test_a_name_with_a_limit_is_explained_over_all_its_permits() -> None:
             assert re.search(rf"{ID}\] on \S+ got permit 2 of 2 .* It ended well", explained)
 
 
-def test_calls_without_a_lease_are_explained() -> None:
+def test_calls_without_a_lease_are_explained():
     task_runs.announce("lottery", "announced", 60, delay=30, using="default")
     held.hold("lottery", 60, by="ann")
     for task_id in ("first", "second"):
@@ -109,12 +108,12 @@ def test_calls_without_a_lease_are_explained() -> None:
     assert "announced" in locks_command("explain", "announced").out
 
 
-def test_a_job_is_explained_over_all_its_locks() -> None:
+def test_a_job_is_explained_over_all_its_locks():
     run("lottery", ID)
     assert "It ended well" in locks_command("explain", "lottery.tasks.draw", "--job").out
 
 
-def test_a_job_is_explained_with_its_completed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_explained_with_its_completed_runs(monkeypatch):
     for number in range(3):
         add_run(f"lottery:{number}", 90 - number)
     add_run("other", task="other.tasks.draw")
@@ -126,7 +125,7 @@ def test_a_job_is_explained_with_its_completed_runs(monkeypatch: pytest.MonkeyPa
     assert told["notes"] == ["Only the last 2 completed runs were looked at."]
 
 
-def test_a_job_is_explained_over_all_aliases_that_answer(settings: Any) -> None:
+def test_a_job_is_explained_over_all_aliases_that_answer(settings):
     settings.REDISLOCK = settings.REDISLOCK | {
         "other": settings.REDISLOCK["default"] | {"KEY_PREFIX": "other"},
         "down": {"LOCATION": "redis://127.0.0.1:1/0"},
@@ -144,13 +143,11 @@ def test_a_job_is_explained_over_all_aliases_that_answer(settings: Any) -> None:
     assert (alone.status, alone.out) == (0, outcome.out)
 
 
-def test_a_job_of_which_a_silent_node_may_know_more_is_not_told_in_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_of_which_a_silent_node_may_know_more_is_not_told_in_full(monkeypatch):
     run("lottery", ID)
     records = held.records
 
-    def without_one(**how: Any) -> Any:
+    def without_one(**how):
         found = records(**how)
         found.silent = ["10.0.0.9:7001"]
         return found
@@ -162,9 +159,7 @@ def test_a_job_of_which_a_silent_node_may_know_more_is_not_told_in_full(
         assert "10.0.0.9:7001" in outcome.err
 
 
-def test_a_task_under_several_permits_of_a_lock_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_task_under_several_permits_of_a_lock_is_told_of_once(monkeypatch):
     monkeypatch.setattr(explain, "LOOKED_AT_ONCE", 1)
     with (
         Lock("gpu", Options(ttl=10, limit=2)),
@@ -174,9 +169,9 @@ def test_a_task_under_several_permits_of_a_lock_is_told_of_once(
         assert len(locks_command("explain", ID, "--json").json["facts"]) == 1
 
 
-def test_completed_runs_are_looked_for_where_they_are_said_to_be(settings: Any) -> None:
+def test_completed_runs_are_looked_for_where_they_are_said_to_be(settings):
     class Elsewhere:
-        def db_for_read(self, *_: Any, **__: Any) -> str:
+        def db_for_read(self, *_, **__):
             return "elsewhere"
 
     add_run("lottery", 90)
@@ -184,21 +179,21 @@ def test_completed_runs_are_looked_for_where_they_are_said_to_be(settings: Any) 
     assert "was completed in database 'default'" in locks_command("explain", "lottery").out
 
 
-def test_a_hold_that_has_not_begun_is_told_as_one() -> None:
+def test_a_hold_that_has_not_begun_is_told_as_one():
     with distributed_lock("lottery"):
         held.hold("lottery", 60, by="ann", reason="upgrade")
         told = locks_command("explain", "lottery").out
     assert "ann will hold the lock from everybody, because of 'upgrade', as soon as" in told
 
 
-def test_nothing_is_no_name() -> None:
+def test_nothing_is_no_name():
     for args in (["explain", ""], ["explain", "", "--job"]):
         outcome = locks_command(*args)
         assert (outcome.status, outcome.out) == (2, "")
         assert outcome.err == "Name a lock, a job, or the id of a task."
 
 
-def test_what_nobody_knows_is_said_in_one_line() -> None:
+def test_what_nobody_knows_is_said_in_one_line():
     outcome = locks_command("explain", "never-seen")
     assert (outcome.status, outcome.out) == (1, "")
     known = "Celery has no result backend that could tell of it."
@@ -206,7 +201,7 @@ def test_what_nobody_knows_is_said_in_one_line() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_database_without_the_table_is_told_once() -> None:
+def test_a_database_without_the_table_is_told_once():
     with connection.schema_editor() as editor:
         editor.delete_model(CompletedRun)
     try:
@@ -218,7 +213,7 @@ def test_a_database_without_the_table_is_told_once() -> None:
     assert outcome.err.count("Database 'default' cannot tell of completed runs.") == 1
 
 
-def test_nothing_odd_reaches_the_terminal() -> None:
+def test_nothing_odd_reaches_the_terminal():
     name = "a\u202eb"
     with busy_with(Activity(task="draw\x1b[2J", task_id=ID)), distributed_lock(name):
         for outcome in (locks_command("explain", name), locks_command("explain", ID)):
@@ -227,7 +222,7 @@ def test_nothing_odd_reaches_the_terminal() -> None:
     assert locks_command("explain", "never\x1b[2J").err.isprintable()
 
 
-def test_a_server_that_does_not_answer_hides_no_other(settings: Any) -> None:
+def test_a_server_that_does_not_answer_hides_no_other(settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "silent": {"LOCATION": "redis://127.0.0.1:1/0"}}
     run("lottery", ID)
@@ -239,7 +234,7 @@ def test_a_server_that_does_not_answer_hides_no_other(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("what", [[ID], ["lottery.tasks.draw", "--job"]])
-def test_an_alias_with_a_wrong_setting_hides_no_other(settings: Any, what: list[str]) -> None:
+def test_an_alias_with_a_wrong_setting_hides_no_other(settings, what):
     one = settings.REDISLOCK["default"]
     run("lottery", ID)
     settings.REDISLOCK = {"default": {**one, "TTL": "soon"}, "other": one}

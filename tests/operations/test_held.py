@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,14 +16,14 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from tests.conftest import Locks, MakeProxy
+    from tests.conftest import MakeProxy
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
 
 pytestmark = needs_scripts
 
 
-def seen(name: str) -> held.HeldLock:
+def seen(name):
     """The lock, which must be held."""
     found = held.get(name)
     assert found is not None
@@ -33,7 +33,7 @@ def seen(name: str) -> held.HeldLock:
 # --- looking -------------------------------------------------------------------------------------
 
 
-def test_a_free_lock_is_none(place: Place) -> None:
+def test_a_free_lock_is_none(place):
     assert held.get("lottery") is None
     assert held.list() == []
 
@@ -58,7 +58,7 @@ async def test_a_held_lock_tells_who_and_how_long(way: Way, place: Place) -> Non
     assert held.get("lottery") is None
 
 
-def test_a_list_is_in_the_order_in_which_the_leases_end(place: Place) -> None:
+def test_a_list_is_in_the_order_in_which_the_leases_end(place):
     handles = [distributed_lock(f"lottery:{ttl}", ttl=ttl) for ttl in (30, 10, 20)]
     assert all(handle.acquire() for handle in handles)
     assert [one.name for one in held.list()] == ["lottery:10", "lottery:20", "lottery:30"]
@@ -78,19 +78,19 @@ def test_a_list_is_bounded_and_says_when_it_is_partial(place: Place) -> None:
 
 
 @pytest.mark.parametrize("look", [held.list, held.every])
-def test_a_state_that_there_is_not_is_refused_and_not_nowhere(place: Place, look: Any) -> None:
+def test_a_state_that_there_is_not_is_refused_and_not_nowhere(place, look):
     only = held.Selection(state="overdu")
     with pytest.raises(ValueError, match=r"state must be one of 'held'.*, not 'overdu'"):
         list(look(only=only))
 
 
-def test_an_expired_lease_is_not_listed(place: Place) -> None:
+def test_an_expired_lease_is_not_listed(place):
     with held_by_other("lottery", ttl=1):
         wait_until(lambda: held.list() == [])
         assert held.get("lottery") is None
 
 
-def test_other_prefixes_are_not_listed(place: Place) -> None:
+def test_other_prefixes_are_not_listed(place):
     before = place.setting()
     with distributed_lock("lottery"):
         place.configure(KEY_PREFIX="test-another-prefix")
@@ -105,7 +105,7 @@ async def test_waiters_are_counted(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
 
-    async def wait() -> None:
+    async def wait():
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             pass
 
@@ -213,7 +213,7 @@ def test_a_permit_whose_holder_nobody_can_read_has_its_number(place: ServerPlace
     assert (lock.state, lock.permit, lock.key) == ("foreign", "2/?", ("gpu", 2))
 
 
-def test_listing_scans_no_keys(locks: Locks) -> None:
+def test_listing_scans_no_keys(locks):
     with distributed_lock("lottery"):
         locks.redis.config_resetstat()
         assert len(held.list()) == 1
@@ -229,7 +229,7 @@ def test_a_silent_server_is_unavailable(
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     proxy.refuse()
-    arguments: dict[str, tuple[str, ...]] = {
+    arguments = {
         "list": (),
         "get": ("lottery",),
         "force_release": ("lottery", "0" * 16),
@@ -290,15 +290,13 @@ async def test_force_release_hands_the_lock_to_the_next_waiter(way: Way, place: 
 
 @pytest.mark.proves("P9")
 @pytest.mark.parametrize("id", ["", "0", "x" * 5000, "|", "*"], ids=ascii)
-def test_an_id_that_is_none_releases_nothing(place: Place, id: str) -> None:  # noqa: A002
+def test_an_id_that_is_none_releases_nothing(place, id):  # noqa: A002
     with distributed_lock("lottery") as lease:
         assert held.force_release("lottery", id) is False
         lease.ensure_held(verify=True)
 
 
-def test_the_audit_log_tells_who_released_what(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_audit_log_tells_who_released_what(place, caplog):
     caplog.set_level(logging.INFO, "django_redislock.audit")
     with pytest.raises(LockLost), distributed_lock("lottery") as lease:  # noqa: PT012 - by leaving the block
         held.force_release("lottery", lease.id, by="ann")
@@ -310,9 +308,7 @@ def test_the_audit_log_tells_who_released_what(
     assert "bob" in second.getMessage()
 
 
-def test_neither_looks_nor_releases_change_a_lock_of_another_alias(
-    place: Place, settings: Any
-) -> None:
+def test_neither_looks_nor_releases_change_a_lock_of_another_alias(place, settings):
     before = place.setting()
     settings.REDISLOCK = {"default": before, "other": {**before, "KEY_PREFIX": "test-another"}}
     with distributed_lock("lottery") as lease:
@@ -321,5 +317,5 @@ def test_neither_looks_nor_releases_change_a_lock_of_another_alias(
         lease.ensure_held(verify=True)
 
 
-def test_a_list_from_far_beyond_the_last_lock_is_empty(place: Place) -> None:
+def test_a_list_from_far_beyond_the_last_lock_is_empty(place):
     assert list(held.list(offset=10**20)) == []

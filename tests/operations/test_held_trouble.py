@@ -21,31 +21,26 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
-
-    from django_redislock import Lease
-    from tests.conftest import Locks, MakeProxy, Spawn
+    from tests.conftest import MakeProxy
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
 
 pytestmark = needs_scripts
 
 
-def seen(name: str = NAME) -> held.HeldLock:
+def seen(name=NAME):
     """The lock, which must be held."""
     found = held.get(name)
     assert found is not None
     return found
 
 
-def listed() -> dict[str, str]:
+def listed():
     """The state of all that lists show, by name."""
     return {one.name: one.state for one in held.list()}
 
 
-def states_until_free(name: str = NAME) -> set[str]:
+def states_until_free(name=NAME):
     """In which states a lock is seen before it becomes free."""
     states = set()
     while lock := held.get(name):
@@ -68,7 +63,7 @@ def test_a_lock_that_was_asked_for_again_is_listed_until_it_ends(place: ServerPl
 # --- overdue: a renewal was due and was missed ----------------------------------------------------
 
 
-def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks: Locks, spawn: Spawn) -> None:
+def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks, spawn):
     child = spawn(hold, ttl=12)
     child.read()
     assert (seen().state, seen().renewals, seen().gone) == ("held", 0, False)
@@ -78,7 +73,7 @@ def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks: Locks, sp
     assert 0 < (seen().expires_in or 0) <= 4.0
 
 
-def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks: Locks, spawn: Spawn) -> None:
+def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks, spawn):
     with distributed_lock(NAME):
         child = spawn(hold, ttl=12)
         wait_until(lambda: queued(locks) == 1)
@@ -89,7 +84,7 @@ def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks: Locks, spawn: Sp
     wait_until(lambda: seen().state == "overdue")
 
 
-def test_a_holder_that_dies_between_renewals_is_overdue(locks: Locks, spawn: Spawn) -> None:
+def test_a_holder_that_dies_between_renewals_is_overdue(locks, spawn):
     child = spawn(hold, ttl=10)
     child.read()
     wait_until(lambda: seen().renewals >= 2)
@@ -97,7 +92,7 @@ def test_a_holder_that_dies_between_renewals_is_overdue(locks: Locks, spawn: Spa
     wait_until(lambda: seen().state == "overdue")
 
 
-def test_a_lease_that_ends_by_max_hold_is_never_overdue(place: Place) -> None:
+def test_a_lease_that_ends_by_max_hold_is_never_overdue(place):
     limits = [6.0, 9.0, 9.0375, 15.0]
     locks = [distributed_lock(str(limit), ttl=9, max_hold=limit) for limit in limits]
     assert all(lock.acquire() for lock in locks)
@@ -115,7 +110,7 @@ async def test_a_lease_that_is_not_renewed_is_never_overdue(way: Way, place: Pla
     assert await way.acquire(lock)
     next_one = distributed_lock(NAME, ttl=6, renew=False, wait=HUNG)
 
-    async def take() -> Lease | None:
+    async def take():
         await way.acquire(next_one)
         return next_one.lease
 
@@ -128,9 +123,7 @@ async def test_a_lease_that_is_not_renewed_is_never_overdue(way: Way, place: Pla
     assert states_until_free() == {"held"}
 
 
-def test_a_lease_whose_renewal_is_slow_once_is_not_overdue(
-    locks: Locks, make_proxy: MakeProxy
-) -> None:
+def test_a_lease_whose_renewal_is_slow_once_is_not_overdue(locks, make_proxy):
     proxy = make_proxy(locks.server)
     # The try that hangs is given up long before the lease is overdue, which it is after 10 seconds.
     locks.on(proxy, TTL=15, OPTIONS={"socket_timeout": 0.5})
@@ -149,14 +142,12 @@ def test_a_lease_whose_renewal_is_slow_once_is_not_overdue(
 # --- who held it before ---------------------------------------------------------------------------
 
 
-def past() -> list[tuple[int | None, str]]:
+def past():
     """Who held the lock before, and how that ended; the latest last."""
     return [(one.owner.pid, one.ended) for one in held.detail(NAME).past]
 
 
-def test_a_dead_holder_that_somebody_saw_is_in_the_past_as_expired(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_dead_holder_that_somebody_saw_is_in_the_past_as_expired(locks, spawn):
     child = spawn(hold, ttl=30)  # It dies long before its first renewal.
     child.read()
     child.kill()
@@ -166,9 +157,7 @@ def test_a_dead_holder_that_somebody_saw_is_in_the_past_as_expired(
     assert past() == [(child.pid, "expired")]
 
 
-def test_a_dead_holder_that_somebody_waited_for_is_in_the_past_as_expired(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_dead_holder_that_somebody_waited_for_is_in_the_past_as_expired(locks, spawn):
     child = spawn(hold, ttl=9)
     child.read()
     child.kill()
@@ -196,9 +185,7 @@ def test_a_lease_is_in_the_past_once_however_often_it_was_seen(place: ServerPlac
 # --- right after a hand-over ----------------------------------------------------------------------
 
 
-def claim_seen_twice(
-    locks: Locks, spawn: Spawn
-) -> tuple[int, held.HeldLock | None, LockTimeout | None] | None:
+def claim_seen_twice(locks, spawn):
     """Let a child have a claim that it cannot confirm: its pid, and what two others see of it.
 
     None if the claim may have been over by then, as the server counts.
@@ -219,14 +206,12 @@ def claim_seen_twice(
     return (child.pid, claimed, busy) if server_time(locks) - before < CONFIRM_WITHIN else None
 
 
-def server_time(locks: Locks) -> float:
+def server_time(locks):
     seconds, microseconds = locks.redis.time()
     return float(seconds + microseconds / 1_000_000)
 
 
-def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(locks, spawn):
     pid, claimed, busy = wait_until(lambda: claim_seen_twice(locks, spawn))
     assert claimed is not None
     assert (claimed.state, claimed.owner.pid) == ("held", pid)
@@ -243,7 +228,7 @@ def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(
 # --- what will never become free ------------------------------------------------------------------
 
 
-def put(client: redis.Redis, key: str, kind: str) -> None:
+def put(client, key, kind):
     """Put something that is not ours there."""
     {
         "string": lambda: client.set(key, b"\xff by hand"),
@@ -351,12 +336,12 @@ MUCH = 100_000
 
 
 @pytest.fixture
-def sent(place: ServerPlace) -> Iterator[Any]:
+def sent(place):
     """How many bytes the server has sent since the last question."""
     client = place.locks.redis
     before = 0
 
-    def since() -> int:
+    def since():
         nonlocal before
         total = int(client.info("stats")["total_net_output_bytes"])
         now, before = total - before, total
@@ -415,7 +400,7 @@ def test_huge_members_of_an_index_are_not_read(place: ServerPlace, sent: Any) ->
         assert sent() < MUCH
 
 
-def test_an_owner_with_endless_names_is_cut_and_stays_readable(place: Place) -> None:
+def test_an_owner_with_endless_names_is_cut_and_stays_readable(place):
     from django_redislock.rules.stored import LONGEST_OWNER, Owner
     from django_redislock.testing import LockTestKit
 
@@ -431,9 +416,7 @@ def test_an_owner_with_endless_names_is_cut_and_stays_readable(place: Place) -> 
 @pytest.mark.parametrize("length", [36, 200, 201, 5000])
 @pytest.mark.parametrize("letter", ["x", "\U0001f512"])
 @pytest.mark.parametrize("others", ["", "\U0001f512" * 1000])
-def test_a_run_is_known_by_its_id_however_long_that_and_its_owner_are(
-    length: int, letter: str, others: str
-) -> None:
+def test_a_run_is_known_by_its_id_however_long_that_and_its_owner_are(length, letter, others):
     from django_redislock.rules.stored import LONGEST_OWNER, Owner
 
     task_id = letter * length
@@ -480,9 +463,7 @@ def test_a_force_release_whose_answer_is_lost_was_done(
     assert not held.force_release(NAME, shown.id)
 
 
-def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
-    locks: Locks, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_force_release_that_is_never_answered_is_audited_as_unknown(locks, make_proxy, caplog):
     with distributed_lock("other"):
         proxy = make_proxy(locks.server)
         locks.on(proxy, TTL=1)
@@ -494,12 +475,12 @@ def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
 
 @pytest.mark.proves("R9")
 @pytest.mark.no_permit("the bystander takes a fence")
-def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
+def test_the_fence_grows_also_over_what_is_not_ours(locks):
     keys, ahead = keys_of(locks), 9 * 10**15  # As after a server whose clock was set back.
     locks.redis.zadd(keys.fence, {"last": ahead})
     locks.redis.set(keys.lock, "not ours", ex=60)
 
-    def fence() -> int:
+    def fence():
         with distributed_lock(NAME, wait=HUNG) as lease:
             return lease.fence
 

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -34,16 +34,13 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from tests.conftest import Locks, MakeProxy
     from tests.support.backends import Place
 
 WHO = "ann in the admin"
 HOLD = "/admin/django_redislock/heldlock/hold/"
 
 
-def locks_command(*args: str, out: io.StringIO | None = None) -> tuple[int, str]:
+def locks_command(*args, out=None):
     """The exit status of the command, and what it says."""
     out, status = out or io.StringIO(), 0
     try:
@@ -54,13 +51,13 @@ def locks_command(*args: str, out: io.StringIO | None = None) -> tuple[int, str]
     return status, out.getvalue()
 
 
-def wait_once() -> float:
+def wait_once():
     """Wait for the lock; returns when it was granted."""
     with distributed_lock("lottery", ttl=60, wait=HUNG):
         return time.monotonic()
 
 
-def wait_in_queue() -> Future[float]:
+def wait_in_queue():
     """Let a waiter stand in the queue, after those that stand there."""
     before = waiters("lottery")
     waiting = in_thread(wait_once)
@@ -68,7 +65,7 @@ def wait_in_queue() -> Future[float]:
     return waiting
 
 
-def holder() -> str:
+def holder():
     lock = held.get("lottery")
     return str(lock.owner) if lock else ""
 
@@ -92,7 +89,7 @@ def test_nobody_gets_a_lock_that_is_held_until_the_hold_is_ended(place: Place) -
 def test_a_hold_begins_after_the_holder_and_before_all_waiters(place: Place) -> None:
     lock = distributed_lock("lottery", ttl=60)
     assert lock.acquire()
-    fence = lock.lease.fence  # type: ignore[union-attr]
+    fence = lock.lease.fence
     before = wait_in_queue()
     assert held.hold("lottery", 60, by=WHO) is False
     after = wait_in_queue()
@@ -113,9 +110,7 @@ def test_a_hold_begins_after_the_holder_and_before_all_waiters(place: Place) -> 
     assert before.result(HUNG) <= after.result(HUNG)
 
 
-def test_a_hold_that_has_not_begun_reads_as_pending(
-    locks: Locks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hold_that_has_not_begun_reads_as_pending(locks, caplog):
     with held_by("lottery"):
         status, says = locks_command("hold", "lottery", "--for", "2h", "--reason", "upgrade")
         assert status == 0
@@ -129,7 +124,7 @@ def test_a_hold_that_has_not_begun_reads_as_pending(
     assert "pending" not in show()
 
 
-def show() -> str:
+def show():
     return locks_command("show", "lottery")[1]
 
 
@@ -143,7 +138,7 @@ def test_a_hold_that_has_not_begun_can_be_ended_and_its_holder_never_is(place: P
     assert distributed_lock("lottery", wait=0).acquire()
 
 
-def test_a_hold_begins_when_the_lease_of_a_dead_holder_is_over(locks: Locks) -> None:
+def test_a_hold_begins_when_the_lease_of_a_dead_holder_is_over(locks):
     with held_by("lottery"):
         assert held.hold("lottery", 60, by=WHO) is False
         locks.redis.delete(keys_of(locks, "lottery").lock)  # As when its time is over.
@@ -152,7 +147,7 @@ def test_a_hold_begins_when_the_lease_of_a_dead_holder_is_over(locks: Locks) -> 
 
 
 @pytest.mark.waits
-def test_the_list_has_a_hold_after_a_dead_holder_and_none_that_was_ended(locks: Locks) -> None:
+def test_the_list_has_a_hold_after_a_dead_holder_and_none_that_was_ended(locks):
     for name in ("lottery", "report"):
         lock = distributed_lock(name, ttl=1.5, renew=False)
         assert lock.acquire()
@@ -160,10 +155,10 @@ def test_the_list_has_a_hold_after_a_dead_holder_and_none_that_was_ended(locks: 
         lock.lease.renew()
         assert held.hold(name, 60, by=WHO) is False
         lock.lease.renew()
-        wait_until(lambda lock=lock: not lock.lease.held)  # type: ignore[misc]
+        wait_until(lambda lock=lock: not lock.lease.held)
     assert held.unhold("report")
 
-    def listed() -> list[tuple[str, str]]:
+    def listed():
         return [(one.name, str(one.owner)) for one in held.list()]
 
     wait_until(lambda: listed() == [("lottery", WHO)])
@@ -171,14 +166,14 @@ def test_the_list_has_a_hold_after_a_dead_holder_and_none_that_was_ended(locks: 
 
 
 @pytest.mark.waits
-def test_a_hold_that_is_over_gives_way_to_the_waiters_at_once(locks: Locks) -> None:
+def test_a_hold_that_is_over_gives_way_to_the_waiters_at_once(locks):
     start = time.monotonic()
     held.hold("lottery", 1.5, by=WHO)
     waiting = wait_in_queue()
     assert 1.4 < waiting.result(HUNG) - start < 10
 
 
-def test_waiters_do_not_shorten_the_life_of_a_hold_in_the_queue(locks: Locks) -> None:
+def test_waiters_do_not_shorten_the_life_of_a_hold_in_the_queue(locks):
     queue = keys_of(locks, "lottery").queue
     with held_by("lottery"):
         held.hold("lottery", 600, by=WHO)
@@ -203,19 +198,19 @@ def test_the_list_has_a_hold_after_a_lease_that_ended_sooner_than_was_noted(plac
     with pytest.raises(LockLost), take_up(baton, ttl=1, renew=False) as lease:
         wait_until(lambda: not lease.held)
 
-    def is_over(name: str) -> bool:
+    def is_over(name):
         """Whether the lease has ended; a release that came just in time lets the hold begin."""
         lock = place.read(name)
         return not lock or WHO in lock
 
     names = ("cooled", "offered", "taken")
     for name in names:
-        wait_until(lambda name=name: is_over(name))  # type: ignore[misc]
+        wait_until(lambda name=name: is_over(name))
     listed = {one.name: str(one.owner) for one in held.list()}
     assert listed == dict.fromkeys(names, WHO)
 
 
-def test_a_lock_that_cools_down_is_held_after_it(locks: Locks) -> None:
+def test_a_lock_that_cools_down_is_held_after_it(locks):
     with distributed_lock("lottery", min_hold=60):
         pass
     assert held.hold("lottery", 60, by=WHO) is False
@@ -223,7 +218,7 @@ def test_a_lock_that_cools_down_is_held_after_it(locks: Locks) -> None:
     assert holder() == WHO  # A look begins it, as an acquire would.
 
 
-def test_a_skip_says_held_by_whom_and_why(locks: Locks) -> None:
+def test_a_skip_says_held_by_whom_and_why(locks):
     @single_instance("lottery")
     def draw() -> str:
         return "drawn"
@@ -264,7 +259,7 @@ def test_a_hold_that_waits_asks_under_a_new_token_and_id(
 ) -> None:
     asked, shipped = [], flows.hold
 
-    def hold(request: flows.Request, now: float) -> Any:
+    def hold(request, now):
         asked.append(request)
         return shipped(request, now)
 
@@ -288,7 +283,7 @@ def test_a_server_without_scripts_has_no_holds(place: Place) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_holds_shows_refuses_and_ends(locks: Locks) -> None:
+def test_the_command_holds_shows_refuses_and_ends(locks):
     status, says = locks_command("hold", "lottery", "--for", "2h", "--reason", "DB upgrade")
     assert status == 0
     assert says.startswith("Held: lottery, until ")
@@ -307,8 +302,8 @@ def test_the_command_holds_shows_refuses_and_ends(locks: Locks) -> None:
 
 @pytest.mark.django_db
 def test_without_a_time_zone_in_the_settings_commands_tell_times_in_that_of_the_system(
-    locks: Locks, settings: Any
-) -> None:
+    locks, settings
+):
     settings.USE_TZ, settings.TIME_ZONE = False, None
     status, says = locks_command("hold", "lottery", "--for", "2h")
     assert (status, says[:20]) == (0, "Held: lottery, until")
@@ -321,7 +316,7 @@ def test_without_a_time_zone_in_the_settings_commands_tell_times_in_that_of_the_
 
 
 @pytest.mark.django_db
-def test_a_hold_of_a_newer_version_is_ended_by_that_alone(locks: Locks) -> None:
+def test_a_hold_of_a_newer_version_is_ended_by_that_alone(locks):
     value = newer_lease()
     locks.redis.set(keys_of(locks).lock, value, px=60_000)
     says = "Its holder runs a newer version of django_redislock"
@@ -332,19 +327,19 @@ def test_a_hold_of_a_newer_version_is_ended_by_that_alone(locks: Locks) -> None:
     assert locks.redis.get(keys_of(locks).lock) == value.encode()
 
 
-def test_the_permits_of_a_name_are_held_together(locks: Locks) -> None:
+def test_the_permits_of_a_name_are_held_together(locks):
     @single_instance("report", limit=2)
     def report() -> str:
         return "made"
 
     assert locks_command("hold", "report", "--for", "1m")[0] == 0
-    assert report()["skipped"] == "held"  # type: ignore[index]
+    assert report()["skipped"] == "held"
     _, says = locks_command("unhold", "report", "--json")
     assert [(one["name"], one["ended"]) for one in json.loads(says)] == [("report", True)]
     assert report() == "made"
 
 
-def test_runs_that_have_another_permit_go_on_and_are_named(locks: Locks) -> None:
+def test_runs_that_have_another_permit_go_on_and_are_named(locks):
     with held_by("report", limit=2), held_by("report", "web-4", limit=2):
         seen = held.get("report")
         assert seen is not None
@@ -360,14 +355,14 @@ def test_runs_that_have_another_permit_go_on_and_are_named(locks: Locks) -> None
     assert held.unhold("report")
 
 
-def test_a_permit_that_is_free_is_not_held_as_if_it_were_a_lock(locks: Locks) -> None:
+def test_a_permit_that_is_free_is_not_held_as_if_it_were_a_lock(locks):
     with held_by("gpu", limit=3):
         status, says = locks_command("hold", "gpu#3", "--for", "1m")
         assert (status, says) == (2, "gpu#3 is a permit. A hold has all permits: hold gpu.")
         assert locks_command("hold", "gpu#4", "--for", "1m")[0] == 0  # A lock that is called so.
 
 
-def test_a_permit_is_known_though_nobody_has_the_first_one(locks: Locks) -> None:
+def test_a_permit_is_known_though_nobody_has_the_first_one(locks):
     first = distributed_lock("gpu", limit=2)
     assert first.acquire()
     with held_by("gpu", limit=2):
@@ -390,7 +385,7 @@ def test_a_permit_is_known_though_nobody_has_the_first_one(locks: Locks) -> None
         (("--for", "soon"), "'soon' is no duration; write 90s, 10m, 1h30m or 2d."),
     ],
 )
-def test_a_hold_needs_a_sane_time(locks: Locks, args: tuple[str, ...], complaint: str) -> None:
+def test_a_hold_needs_a_sane_time(locks, args, complaint):
     status, says = locks_command("hold", "lottery", *args)
     assert complaint in says
     assert status != 0
@@ -400,17 +395,17 @@ def test_a_hold_needs_a_sane_time(locks: Locks, args: tuple[str, ...], complaint
 # --- the admin -----------------------------------------------------------------------------------
 
 
-def client_of(name: str) -> Client:
+def client_of(name):
     client = Client()
     client.force_login(site.add_user(name))
     return client
 
 
 @pytest.mark.django_db
-def test_the_admin_holds_and_ends_with_a_permission_of_its_own(locks: Locks) -> None:
+def test_the_admin_holds_and_ends_with_a_permission_of_its_own(locks):
     page = LockPage.named("lottery", "default")
     address = f"/admin/django_redislock/heldlock/{quote(page.key)}/change/"
-    asked: dict[str, Any] = {"lock": page.key, "for": "1h", "reason": "DB upgrade", "confirmed": ""}
+    asked = {"lock": page.key, "for": "1h", "reason": "DB upgrade", "confirmed": ""}
     operator, keeper = client_of("operator"), client_of("keeper")
     assert operator.post(HOLD, asked).status_code == 403
     assert b"Hold\xe2\x80\xa6" not in operator.get(address).content
@@ -431,7 +426,7 @@ def test_the_admin_holds_and_ends_with_a_permission_of_its_own(locks: Locks) -> 
 
 
 @pytest.mark.django_db
-def test_who_releases_a_hold_by_force_is_not_told_of_code_that_goes_on(locks: Locks) -> None:
+def test_who_releases_a_hold_by_force_is_not_told_of_code_that_goes_on(locks):
     operator = client_of("operator")
     assert held.hold("lottery", 3600, by=WHO)
     lock = held.get("lottery")
@@ -449,8 +444,8 @@ def test_who_releases_a_hold_by_force_is_not_told_of_code_that_goes_on(locks: Lo
 
 @pytest.mark.django_db
 def test_an_end_of_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(
-    locks: Locks, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
-) -> None:
+    locks, make_proxy, caplog
+):
     proxy, keeper = make_proxy(locks.server), client_of("keeper")
     assert held.hold("lottery", 3600, by=WHO)
     locks.on(proxy, OPTIONS={"socket_timeout": 1})
@@ -466,9 +461,7 @@ def test_an_end_of_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_know
 
 
 @pytest.mark.django_db
-def test_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(
-    locks: Locks, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(locks, make_proxy, caplog):
     proxy, keeper = make_proxy(locks.server), client_of("keeper")
     locks.on(proxy, OPTIONS={"socket_timeout": 1})
     granted = proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after")
@@ -485,7 +478,7 @@ def test_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(
 
 
 @pytest.mark.django_db
-def test_the_action_of_the_list_asks_before_it_holds(locks: Locks) -> None:
+def test_the_action_of_the_list_asks_before_it_holds(locks):
     keeper = client_of("keeper")
     with held_by("lottery"):
         lock = held.get("lottery")
@@ -501,7 +494,7 @@ def test_the_action_of_the_list_asks_before_it_holds(locks: Locks) -> None:
 
 
 @pytest.mark.django_db
-def test_a_hold_of_permits_is_one_of_their_lock_with_all_of_them(locks: Locks) -> None:
+def test_a_hold_of_permits_is_one_of_their_lock_with_all_of_them(locks):
     keeper, whole = client_of("keeper"), LockPage.named("report", "default").key
     second = LockPage.named("report", "default", 2).key
     with held_by("report", limit=2), held_by("report", limit=2):

@@ -13,24 +13,24 @@ EMPTY = Detail(name="lottery", alias="default", lock=None, waiters=[], past=[], 
 MOST = 40
 
 
-def said(hour: last_hour.LastHour | None) -> dict[str, str]:
+def said(hour):
     assert hour is not None
     return {picture.about: picture.says for picture in hour.pictures}
 
 
-def marks(hour: last_hour.LastHour | None, about: str) -> list[tuple[str, str, str]]:
+def marks(hour, about):
     assert hour is not None
     (picture,) = (one for one in hour.pictures if one.about == about)
     return [(mark.x, mark.width, mark.kind) for mark in picture.marks]
 
 
-def test_without_anything_within_the_hour_there_is_no_picture() -> None:
+def test_without_anything_within_the_hour_there_is_no_picture():
     old = Record(name="lottery", alias="default", skips=1, skipped_at=(NOW - 3601,))
     assert last_hour.draw(EMPTY, None, MOST) is None
     assert last_hour.draw(replace(EMPTY, past=[past(7200, 3601)]), old, MOST) is None
 
 
-def test_runs_waits_skips_and_losses_are_where_they_were() -> None:
+def test_runs_waits_skips_and_losses_are_where_they_were():
     waited = past(900, 0)
     waited = replace(waited, owner=replace(waited.owner, waited=450.0))
     lost = [past(5400, 2700, ended="forced"), past(1800, None, ended="expired")]
@@ -60,7 +60,7 @@ def test_runs_waits_skips_and_losses_are_where_they_were() -> None:
     assert [tick.x for tick in hour.ticks][-1] == "100.00%"
 
 
-def test_what_is_kept_may_be_less_than_an_hour() -> None:
+def test_what_is_kept_may_be_less_than_an_hour():
     hour = last_hour.draw(replace(EMPTY, past=[past(30, 20), past(10, 5)]), None, 2)
     assert hour is not None
     assert "2 earlier leases are kept" in hour.note

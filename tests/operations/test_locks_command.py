@@ -16,7 +16,7 @@ import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import Mock, patch
 from zoneinfo import ZoneInfo
 
@@ -49,11 +49,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.conftest import Locks, MakeProxy, Spawn
     from tests.support.nursery import Fork
-    from tests.support.servers import Server
 
     Running = Fork | subprocess.Popen[bytes]
 
@@ -66,11 +62,11 @@ class Outcome(NamedTuple):
     err: str
 
     @property
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.out)
 
 
-def locks_command(*args: str) -> Outcome:
+def locks_command(*args):
     """Run the command in this process."""
     out, err = io.StringIO(), io.StringIO()
     status = 0
@@ -83,10 +79,10 @@ def locks_command(*args: str) -> Outcome:
 
 
 @pytest.fixture
-def shell(settings: Any) -> Callable[..., Outcome]:
+def shell(settings):
     """Run the command as from a shell."""
 
-    def run(*args: str, answer: str = "", forked: bool = True, **environ: str) -> Outcome:
+    def run(*args, answer="", forked=True, **environ):
         with ExitStack() as stack:
             files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
             files[0].write(answer.encode())
@@ -106,21 +102,21 @@ def shell(settings: Any) -> Callable[..., Outcome]:
     return run
 
 
-def environment(settings: Any) -> dict[str, str]:
+def environment(settings):
     return environment_for() | {"TESTS_REDISLOCK": json.dumps(settings.REDISLOCK)}
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def answers(monkeypatch):
     """Let somebody answer the command's question."""
 
-    def answer(text: str) -> None:
+    def answer(text):
         monkeypatch.setattr("builtins.input", lambda: text)
 
     return answer
 
 
-def test_metrics_are_utf_8_whatever_the_terminal_takes(shell: Callable[..., Outcome]) -> None:
+def test_metrics_are_utf_8_whatever_the_terminal_takes(shell):
     with held_by("Gerät:報"):
         outcome = shell("metrics", "--no-doctor", forked=False, PYTHONIOENCODING="ascii")
         assert 'name="Gerät:報"' in outcome.out
@@ -130,19 +126,19 @@ def test_metrics_are_utf_8_whatever_the_terminal_takes(shell: Callable[..., Outc
 # --- list -----------------------------------------------------------------------------------------
 
 
-def test_without_an_act_it_lists() -> None:
+def test_without_an_act_it_lists():
     with held_by("lottery"):
         assert [one["name"] for one in locks_command("--json").json] == ["lottery"]
         assert locks_command().out.startswith("NAME")
 
 
-def test_no_held_lock_is_said_so() -> None:
+def test_no_held_lock_is_said_so():
     assert locks_command("list") == Outcome(0, "No lock is held.\n", "")
     assert locks_command("list", "--json").json == []
 
 
 @pytest.mark.parametrize("columns", [None, 80, 120, 200])
-def test_the_table_is_aligned_also_with_wide_characters(columns: int | None) -> None:
+def test_the_table_is_aligned_also_with_wide_characters(columns):
     names = ["lottery", "宝くじ", "복권", "e\u0301\u0323x", "\uff4c\uff4f", "🎟"]
     with ExitStack() as stack:
         for name in names:
@@ -156,7 +152,7 @@ def test_the_table_is_aligned_also_with_wide_characters(columns: int | None) -> 
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
-def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
+def test_a_table_on_a_narrow_terminal_cuts_nothing(columns):
     names, task = ["lottery", "宝" * 60, "report 2026-11"], "shop.tasks." + "t" * 30
     doing = f"{task} id-1"
     with ExitStack() as stack:
@@ -174,9 +170,7 @@ def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.no_permit("a child process lists the bystander too")
-def test_a_list_fits_the_terminal(
-    terminal: Callable[..., tuple[Running, Any]], columns: int
-) -> None:
+def test_a_list_fits_the_terminal(terminal, columns):
     with held_by("lottery", "worker-7d9f8b6c5d-x2x4z", "lottery.tasks.draw"):
         process, read = terminal("list", COLUMNS=str(columns))
         assert process.wait(HUNG) == 0
@@ -185,7 +179,7 @@ def test_a_list_fits_the_terminal(
     assert all(len(line) <= columns for line in lines)
 
 
-def test_the_schema_of_json_is_the_documented_one() -> None:
+def test_the_schema_of_json_is_the_documented_one():
     with held_by("lottery", task="lottery.tasks.draw"):
         (lock,) = locks_command("list", "--json").json
     fence, id_ = lock.pop("fence"), lock.pop("id")
@@ -227,7 +221,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
     assert 30 < expires_in <= 60
 
 
-def test_what_is_unknown_is_null(locks: Locks) -> None:
+def test_what_is_unknown_is_null(locks):
     locks.redis.set(lock_keys(locks.prefix, "odd").lock, "somebody's")
     lock = locks_command("show", "odd", "--json").json
     assert lock["state"] == "foreign"
@@ -237,7 +231,7 @@ def test_what_is_unknown_is_null(locks: Locks) -> None:
 
 
 @pytest.mark.django_db
-def test_a_foreign_key_may_expire_after_the_last_year_that_python_knows(locks: Locks) -> None:
+def test_a_foreign_key_may_expire_after_the_last_year_that_python_knows(locks):
     locks.redis.set(lock_keys(locks.prefix, "lottery").lock, "foreign", px=9_000_000_000_000_000)
     assert not distributed_lock("lottery", wait=0).acquire()
     assert locks_command("show", "lottery").status == 0
@@ -245,7 +239,7 @@ def test_a_foreign_key_may_expire_after_the_last_year_that_python_knows(locks: L
 
 
 @pytest.mark.django_db
-def test_what_a_newer_version_holds_is_shown_as_that_and_can_be_released(locks: Locks) -> None:
+def test_what_a_newer_version_holds_is_shown_as_that_and_can_be_released(locks):
     key = lock_keys(locks.prefix, "lottery").lock
     locks.redis.set(key, newer_lease(), px=60_000)
     assert not distributed_lock("lottery", wait=0).acquire()
@@ -264,7 +258,7 @@ def test_what_a_newer_version_holds_is_shown_as_that_and_can_be_released(locks: 
     assert not locks.redis.exists(key)
 
 
-def test_json_and_alias_may_stand_before_and_after_the_act() -> None:
+def test_json_and_alias_may_stand_before_and_after_the_act():
     with held_by("lottery"):
         before = locks_command("--json", "--alias", "default", "list").json
         after = locks_command("list", "--json", "--alias", "default").json
@@ -288,7 +282,7 @@ def test_json_and_alias_may_stand_before_and_after_the_act() -> None:
     ],
     ids=" ".join,
 )
-def test_a_list_can_be_narrowed(criterion: tuple[str, ...], found: list[str]) -> None:
+def test_a_list_can_be_narrowed(criterion, found):
     with (
         held_by("a:1", "web-1", ttl=50),
         held_by("a:2", "web-2", ttl=60),
@@ -298,7 +292,7 @@ def test_a_list_can_be_narrowed(criterion: tuple[str, ...], found: list[str]) ->
     assert [one["name"] for one in listed] == found
 
 
-def test_all_aliases_are_listed_unless_one_is_named(settings: Any) -> None:
+def test_all_aliases_are_listed_unless_one_is_named(settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "other": {**one, "KEY_PREFIX": "test-other"}}
     with held_by("lottery"), distributed_lock("prizes", using="other"):
@@ -310,7 +304,7 @@ def test_all_aliases_are_listed_unless_one_is_named(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("act", ["list", "watch"])
-def test_an_alias_whose_server_is_silent_does_not_hide_the_others(settings: Any, act: str) -> None:
+def test_an_alias_whose_server_is_silent_does_not_hide_the_others(settings, act):
     one = settings.REDISLOCK["default"]
     silent = {"LOCATION": "redis://127.0.0.1:1/0"}
     settings.REDISLOCK = {"silent": silent, "default": one}
@@ -328,7 +322,7 @@ def test_an_alias_whose_server_is_silent_does_not_hide_the_others(settings: Any,
     assert (outcome.status, outcome.out) == (3, "")  # Nobody knows that no lock is held.
 
 
-def test_an_alias_with_a_wrong_setting_does_not_hide_the_others(settings: Any) -> None:
+def test_an_alias_with_a_wrong_setting_does_not_hide_the_others(settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"wrong": {**one, "TTL": "soon"}, "default": one}
     ran("report", "first")
@@ -353,7 +347,7 @@ def test_an_alias_with_a_wrong_setting_does_not_hide_the_others(settings: Any) -
 
 
 @pytest.mark.parametrize("option", ["--prefix", "--search"])
-def test_a_name_is_found_in_any_form_of_the_same_letters(option: str) -> None:
+def test_a_name_is_found_in_any_form_of_the_same_letters(option):
     with held_by("caf\u00e9"):
         assert len(locks_command("list", option, "cafe\u0301", "--json").json) == 1
 
@@ -371,9 +365,7 @@ def test_a_name_is_found_in_any_form_of_the_same_letters(option: str) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_a_list_that_nothing_matches_is_not_said_to_be_of_all(
-    asked: tuple[str, ...], says: str
-) -> None:
+def test_a_list_that_nothing_matches_is_not_said_to_be_of_all(asked, says):
     with held_by("a"), held_by("b"):
         assert locks_command("list", *asked) == Outcome(0, f"{says}\n", "")
         assert locks_command("list", *asked, "--json") == Outcome(0, "[]\n", f"{says}\n")
@@ -382,13 +374,13 @@ def test_a_list_that_nothing_matches_is_not_said_to_be_of_all(
     assert locks_command("list", *asked).out == "No lock is held.\n"
 
 
-def test_one_lock_that_does_not_match_is_one() -> None:
+def test_one_lock_that_does_not_match_is_one():
     with held_by("a"):
         outcome = locks_command("list", "--host", "typo")
         assert outcome.out == "1 lock is held, but none matches --host typo.\n"
 
 
-def test_a_part_of_a_list_is_said_to_be_one() -> None:
+def test_a_part_of_a_list_is_said_to_be_one():
     with held_by("a"), held_by("b"):
         outcome = locks_command("list", "--limit", "1", "--json")
         assert len(outcome.json) == 1
@@ -399,7 +391,7 @@ def test_a_part_of_a_list_is_said_to_be_one() -> None:
 # --- show -----------------------------------------------------------------------------------------
 
 
-def test_show_tells_who_waits_and_who_held_it_before(spawn: Spawn) -> None:
+def test_show_tells_who_waits_and_who_held_it_before(spawn):
     for outcome in (True, False):
         lock = distributed_lock("lottery", ttl=10)
         assert lock.acquire()
@@ -420,9 +412,7 @@ def test_show_tells_who_waits_and_who_held_it_before(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize(("zone", "offset"), [("UTC", "+00:00"), ("Asia/Kolkata", "+05:30")])
-def test_show_tells_absolute_times_in_the_zone_of_the_settings(
-    settings: Any, zone: str, offset: str
-) -> None:
+def test_show_tells_absolute_times_in_the_zone_of_the_settings(settings, zone, offset):
     settings.TIME_ZONE = zone
     with distributed_lock("lottery") as lease:
         lease.renew()
@@ -444,14 +434,14 @@ def test_show_tells_absolute_times_in_the_zone_of_the_settings(
 
 @pytest.mark.parametrize("act", ["list", "runs", "watch", "explain x", "explain x --job"])
 @pytest.mark.django_db
-def test_a_silent_server_is_no_empty_document(settings: Any, act: str) -> None:
+def test_a_silent_server_is_no_empty_document(settings, act):
     settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
     outcome = locks_command(*act.split(), "--json")
     assert (outcome.status, outcome.out) == (3, "")
     assert "The server 127.0.0.1:1 (default) cannot answer" in outcome.err
 
 
-def test_show_tells_the_past_of_all_permits() -> None:
+def test_show_tells_the_past_of_all_permits():
     for number, task_id in enumerate(("first", "second"), start=1):
         with ExitStack() as stack:
             for _ in range(number - 1):
@@ -466,7 +456,7 @@ def test_show_tells_the_past_of_all_permits() -> None:
     assert only["task_id"] == "second"
 
 
-def test_audit_lines_on_the_terminal_come_after_the_answer(settings: Any) -> None:
+def test_audit_lines_on_the_terminal_come_after_the_answer(settings):
     with held_by("lottery"), held_by("nightly"):
         done = subprocess.run(
             ["sh", "-c", f"{sys.executable} -m django locks release lottery nightly --yes 2>&1"],
@@ -482,7 +472,7 @@ def test_audit_lines_on_the_terminal_come_after_the_answer(settings: Any) -> Non
     assert ["released by" in line for line in audit] == [True, True]
 
 
-def test_a_log_file_has_an_audit_line_at_once(tmp_path: Path) -> None:
+def test_a_log_file_has_an_audit_line_at_once(tmp_path):
     handler = logging.FileHandler(tmp_path / "audit.log")
     held.audit.addHandler(handler)
     try:
@@ -494,12 +484,10 @@ def test_a_log_file_has_an_audit_line_at_once(tmp_path: Path) -> None:
         handler.close()
 
 
-def test_a_server_that_came_back_empty_is_said_to_begin_there(
-    locks: Locks, own_server: Server
-) -> None:
+def test_a_server_that_came_back_empty_is_said_to_begin_there(locks, own_server):
     locks.on(own_server)
 
-    def says(*args: str) -> str:
+    def says(*args):
         return "".join(locks_command(*args)[1:])
 
     task_runs.note_skip("nightly", "busy", using="default")
@@ -517,7 +505,7 @@ def test_a_server_that_came_back_empty_is_said_to_begin_there(
     assert "records of runs begin there" not in says("doctor", "--alias", "default")
 
 
-def test_show_of_a_free_lock_says_whether_anything_is_known_of_it() -> None:
+def test_show_of_a_free_lock_says_whether_anything_is_known_of_it():
     task_runs.note_skip("lottery", "busy", using="default")
     assert "lottery: nobody holds it\n" in locks_command("show", "lottery").out
     assert "Nothing is known" not in locks_command("show", "lottery").out
@@ -525,7 +513,7 @@ def test_show_of_a_free_lock_says_whether_anything_is_known_of_it() -> None:
     assert (shown["state"], shown["known"], shown["similar"]) == ("free", True, [])
 
 
-def test_of_a_misspelt_name_similar_ones_are_shown() -> None:
+def test_of_a_misspelt_name_similar_ones_are_shown():
     task_runs.note_skip("lottery", "busy", using="default")
     with held_by("lottery:1"), held_by("something else"):
         shown = locks_command("show", "lotery", "--json").json
@@ -547,7 +535,7 @@ def test_of_a_misspelt_name_similar_ones_are_shown() -> None:
         assert runs[0]["note"] is None
 
 
-def wait_for(name: str) -> None:
+def wait_for(name):
     """In a child."""
     with distributed_lock(name, wait=60):
         hear()
@@ -557,7 +545,7 @@ def wait_for(name: str) -> None:
 
 
 @contextmanager
-def running(name: str, id: str, ttl: float = 10, task: str = "") -> Iterator[None]:  # noqa: A002
+def running(name, id, ttl=10, task=""):  # noqa: A002
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task=task or f"tasks.{name}", task_id=id)),
@@ -566,19 +554,19 @@ def running(name: str, id: str, ttl: float = 10, task: str = "") -> Iterator[Non
         yield
 
 
-def ran(name: str, id: str = "ran", task: str = "") -> None:  # noqa: A002
+def ran(name, id="ran", task=""):  # noqa: A002
     with running(name, id, task=task):
         pass
 
 
-def run_until_killed(name: str) -> None:
+def run_until_killed(name):
     """In a child."""
     with running(name, "killed", ttl=6):
         say("running")
         hear()
 
 
-def test_runs_tells_what_became_of_each_task(spawn: Spawn) -> None:
+def test_runs_tells_what_became_of_each_task(spawn):
     assert locks_command("runs").out.startswith("No run of a task is known.\n")
     child = spawn(run_until_killed, "killed")
     child.read()
@@ -605,7 +593,7 @@ def test_runs_tells_what_became_of_each_task(spawn: Spawn) -> None:
     assert by_name["killed"]["last_success"] is None
 
 
-def test_runs_of_some_names_alone(settings: Any) -> None:
+def test_runs_of_some_names_alone(settings):
     ran("nightly")
     ran("hourly")
     found = locks_command("runs", "hourly", "typo", "hourly", "--json").json
@@ -617,7 +605,7 @@ def test_runs_of_some_names_alone(settings: Any) -> None:
     assert "never seen" not in locks_command("runs", "hourly").out
 
 
-def test_runs_as_a_probe(locks: Locks) -> None:
+def test_runs_as_a_probe(locks):
     fresh = ("--no-success-for", "26h", "--fail")
     outcome = locks_command("runs", *fresh)
     assert outcome.status == 1
@@ -643,7 +631,7 @@ def test_runs_as_a_probe(locks: Locks) -> None:
 EACH = "Each had a success in the last 1 d 2 h."
 
 
-def make_older(locks: Locks, name: str, hours: int) -> None:
+def make_older(locks, name, hours):
     """Let the last success of a task be some hours longer ago."""
     runs = lock_keys(locks.prefix, name).runs
     at, _, rest = locks.redis.hget(runs, "success").partition(b"|")
@@ -651,9 +639,7 @@ def make_older(locks: Locks, name: str, hours: int) -> None:
 
 
 @pytest.mark.parametrize("chosen", [("--task", "tasks.report"), ("--prefix", "report:")])
-def test_of_all_locks_of_a_task_the_latest_success_counts(
-    locks: Locks, chosen: tuple[str, str]
-) -> None:
+def test_of_all_locks_of_a_task_the_latest_success_counts(locks, chosen):
     """Of a daily job with the date in its key, yesterday's lock is of no interest."""
     fresh = (*chosen, "--no-success-for", "26h", "--fail")
     ran("nightly")
@@ -682,7 +668,7 @@ def test_of_all_locks_of_a_task_the_latest_success_counts(
     assert locks_command("runs", *fresh[:-1]).status == 0
 
 
-def test_the_success_of_another_task_under_the_same_lock_does_not_count() -> None:
+def test_the_success_of_another_task_under_the_same_lock_does_not_count():
     fresh = ("--no-success-for", "26h", "--fail")
     with suppress(ZeroDivisionError), running("account:7", "x", task="tasks.bill"):
         raise ZeroDivisionError
@@ -699,7 +685,7 @@ def test_the_success_of_another_task_under_the_same_lock_does_not_count() -> Non
     assert re.fullmatch(r"The last success was \S+ s ago, under account:8\.\n", outcome.out)
 
 
-def test_a_silent_server_may_know_of_a_success(settings: Any) -> None:
+def test_a_silent_server_may_know_of_a_success(settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"silent": {"LOCATION": "redis://127.0.0.1:1/0"}, "default": one}
     with suppress(ZeroDivisionError), running("report:1", "x"):
@@ -713,7 +699,7 @@ def test_a_silent_server_may_know_of_a_success(settings: Any) -> None:
     assert locks_command("runs", *alarm).status == 3
 
 
-def test_of_a_name_without_runs_it_is_said_what_is_known() -> None:
+def test_of_a_name_without_runs_it_is_said_what_is_known():
     with distributed_lock("shop.tasks.import") as lease:
         lease.renew()  # So that it is noted.
     ran("report:2026-11-23", task="report")
@@ -734,13 +720,13 @@ def test_of_a_name_without_runs_it_is_said_what_is_known() -> None:
     assert locks_command("runs", "report:2026-11-23", "--json").json[0]["note"] is None
 
 
-def test_programs_choose_records_too() -> None:
+def test_programs_choose_records_too():
     for name, task in (("a:1", "tasks.a"), ("a:2", "tasks.a"), ("b:1", "tasks.b")):
         ran(name, name, task=task)
     with pytest.raises(ZeroDivisionError), running("caf\u00e9", "x", task="tasks.a"):
         raise ZeroDivisionError
 
-    def names(**chosen: Any) -> list[str]:
+    def names(**chosen):
         return sorted(one.name for one in held.records(**chosen))
 
     assert names(task="tasks.a") == ["a:1", "a:2", "caf\u00e9"]
@@ -756,7 +742,7 @@ def test_programs_choose_records_too() -> None:
             held.records(limit=wrong)
 
 
-def test_a_task_is_found_by_a_name_that_is_kept_in_part() -> None:
+def test_a_task_is_found_by_a_name_that_is_kept_in_part():
     task = "tasks." + 300 * "x"
     ran("a:1", "a:1", task=task)
     assert [one.name for one in held.records(task=task)] == ["a:1"]
@@ -780,15 +766,13 @@ def test_a_task_is_found_by_a_name_that_is_kept_in_part() -> None:
     ],
     ids=ascii,
 )
-def test_a_probe_that_cannot_mean_anything_is_refused(
-    shell: Callable[..., Outcome], arguments: tuple[str, ...], says: str
-) -> None:
+def test_a_probe_that_cannot_mean_anything_is_refused(shell, arguments, says):
     outcome = shell("runs", *arguments)
     assert outcome.status == 2
     assert says in outcome.err
 
 
-def test_a_probe_of_a_silent_server_is_no_success(settings: Any) -> None:
+def test_a_probe_of_a_silent_server_is_no_success(settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"silent": {"LOCATION": "redis://127.0.0.1:1/0"}, "default": one}
     ran("nightly")
@@ -798,7 +782,7 @@ def test_a_probe_of_a_silent_server_is_no_success(settings: Any) -> None:
     assert "nightly" in locks_command("runs").out
 
 
-def test_show_tells_of_the_runs_also_of_a_permit_and_of_a_free_lock() -> None:
+def test_show_tells_of_the_runs_also_of_a_permit_and_of_a_free_lock():
     ran("report", "first")
     with held_by("report", limit=5), held_by("report", task="tasks.report", limit=5):
         for name in ("report", "report#2"):
@@ -812,9 +796,7 @@ def test_show_tells_of_the_runs_also_of_a_permit_and_of_a_free_lock() -> None:
 # --- release --------------------------------------------------------------------------------------
 
 
-def test_release_asks_and_frees_the_lease_that_it_has_shown(
-    answers: Callable[[str], None],
-) -> None:
+def test_release_asks_and_frees_the_lease_that_it_has_shown(answers):
     with held_by("lottery"):
         answers("y")
         outcome = locks_command("release", "lottery")
@@ -825,7 +807,7 @@ def test_release_asks_and_frees_the_lease_that_it_has_shown(
 
 
 @pytest.mark.parametrize("answer", ["", "n", "yess", "j"])
-def test_release_frees_nothing_without_a_yes(answers: Callable[[str], None], answer: str) -> None:
+def test_release_frees_nothing_without_a_yes(answers, answer):
     with held_by("lottery"):
         answers(answer)
         assert locks_command("release", "lottery").status == 1
@@ -833,12 +815,10 @@ def test_release_frees_nothing_without_a_yes(answers: Callable[[str], None], ans
 
 
 @pytest.mark.proves("P9")
-def test_release_frees_no_newer_lease_than_the_one_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_release_frees_no_newer_lease_than_the_one_shown(monkeypatch):
     with held_by("lottery"):
 
-        def while_it_is_asked() -> str:
+        def while_it_is_asked():
             shown = held.get("lottery")
             assert shown is not None
             held.force_release("lottery", shown.id)
@@ -856,7 +836,7 @@ def test_release_frees_no_newer_lease_than_the_one_shown(
 
 
 @pytest.mark.proves("P9")
-def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
+def test_release_with_an_id_asks_nothing_and_frees_only_that_lease():
     with held_by("lottery"):
         lock = held.get("lottery")
         assert lock is not None
@@ -870,7 +850,7 @@ def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
         assert "Nobody holds it" in again.err
 
 
-def test_release_of_several_names_reports_each() -> None:
+def test_release_of_several_names_reports_each():
     with held_by("a"), held_by("b"):
         outcome = locks_command("release", "a", "free", "b", "--yes", "--json")
         assert outcome.status == 1
@@ -882,7 +862,7 @@ def test_release_of_several_names_reports_each() -> None:
         assert "free was not released" in outcome.err
 
 
-def test_release_by_id_needs_no_name(settings: Any) -> None:
+def test_release_by_id_needs_no_name(settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "other": {**one, "KEY_PREFIX": "test-other"}}
     handle = distributed_lock("lottery", using="other")
@@ -901,20 +881,18 @@ def test_release_by_id_needs_no_name(settings: Any) -> None:
         assert again.err == f"No lease '{handle.lease.id}' is held."
 
 
-def test_release_by_id_says_when_there_are_too_many_locks_to_look_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_release_by_id_says_when_there_are_too_many_locks_to_look_through(monkeypatch):
     with held_by("a"), held_by("b"):
         monkeypatch.setattr(held, "MOST_LOOKS", 1)
         assert "say its NAME too" in locks_command("release", "--id", "0" * 16).err
 
 
-def test_release_wants_to_know_what_is_meant() -> None:
+def test_release_wants_to_know_what_is_meant():
     outcome = locks_command("release")
     assert (outcome.status, outcome.err) == (2, "Say which locks: NAME..., or --id LEASE.")
 
 
-def test_a_name_that_is_given_twice_is_released_once() -> None:
+def test_a_name_that_is_given_twice_is_released_once():
     with held_by("lottery"):
         outcome = locks_command("release", "lottery", "lottery", "--yes", "--json")
         assert outcome.status == 0
@@ -923,9 +901,7 @@ def test_a_name_that_is_given_twice_is_released_once() -> None:
 
 @pytest.mark.parametrize("arguments", [("release", "lottery"), ("clean", "--all")], ids=" ".join)
 @pytest.mark.no_permit("a child process lists the bystander too")
-def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
-    shell: Callable[..., Outcome], arguments: tuple[str, ...]
-) -> None:
+def test_with_json_the_leases_and_the_question_are_not_on_standard_output(shell, arguments):
     with held_by("lottery"):
         outcome = shell(*arguments, "--json", answer="y\n")
         assert [one["released"] for one in outcome.json] == [True]
@@ -933,7 +909,7 @@ def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
         assert "Release 1 lock? The holders are not stopped. [y/N]" in outcome.err
 
 
-def test_a_lease_id_that_cannot_be_one_frees_nothing(shell: Callable[..., Outcome]) -> None:
+def test_a_lease_id_that_cannot_be_one_frees_nothing(shell):
     with held_by("lottery"):
         for lease in ("\udcff", "", "x y", "*"):
             outcome = shell("release", "lottery", "--id", lease)
@@ -941,14 +917,14 @@ def test_a_lease_id_that_cannot_be_one_frees_nothing(shell: Callable[..., Outcom
         assert held.get("lottery") is not None
 
 
-def test_a_holder_in_another_process_learns_that_it_was_forced(spawn: Spawn) -> None:
+def test_a_holder_in_another_process_learns_that_it_was_forced(spawn):
     child = spawn(hold_until_lost, "lottery")
     lease = child.read()
     assert locks_command("release", "lottery", "--id", lease).status == 0
     assert child.read() == "forced"
 
 
-def hold_until_lost(name: str) -> None:
+def hold_until_lost(name):
     """In a child."""
     with distributed_lock(name, ttl=6) as lease:
         say(lease.id)
@@ -957,7 +933,7 @@ def hold_until_lost(name: str) -> None:
         hear()
 
 
-def test_the_audit_log_says_who_released_it_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_audit_log_says_who_released_it_and_why(caplog):
     with held_by("lottery"):
         locks_command("release", "lottery", "--yes", "--reason", "stuck\nsince noon")
     (record,) = [one for one in caplog.records if one.name == "django_redislock.audit"]
@@ -982,7 +958,7 @@ def test_the_audit_log_says_who_released_it_and_why(caplog: pytest.LogCaptureFix
         "metrics --output",
     ],
 )
-def test_an_option_of_an_unset_variable_is_refused(line: str) -> None:
+def test_an_option_of_an_unset_variable_is_refused(line):
     command = ["--", "true"] if line.startswith("run ") else []
     with held_by("lottery"):
         outcome = locks_command(*line.split(), "", *command)
@@ -1006,7 +982,7 @@ def test_an_option_of_an_unset_variable_is_refused(line: str) -> None:
     ],
     ids=" ".join,
 )
-def test_clean_frees_only_what_is_meant(criterion: tuple[str, ...], left: list[str]) -> None:
+def test_clean_frees_only_what_is_meant(criterion, left):
     with (
         held_by("a:1", "web-1", ttl=50),
         held_by("a:2", "web-2", ttl=60),
@@ -1016,7 +992,7 @@ def test_clean_frees_only_what_is_meant(criterion: tuple[str, ...], left: list[s
         assert [lock.name for lock in held.list()] == left
 
 
-def test_a_dry_run_prints_what_clean_would_free_and_frees_nothing() -> None:
+def test_a_dry_run_prints_what_clean_would_free_and_frees_nothing():
     with held_by("a:1"), held_by("b:1"):
         outcome = locks_command("clean", "--prefix", "a:", "--dry-run")
         assert outcome.status == 0
@@ -1028,7 +1004,7 @@ def test_a_dry_run_prints_what_clean_would_free_and_frees_nothing() -> None:
         assert (lock["name"], lock["released"]) == ("a:1", False)
 
 
-def test_clean_asks_first(answers: Callable[[str], None]) -> None:
+def test_clean_asks_first(answers):
     with held_by("lottery"):
         answers("no")
         assert locks_command("clean", "--all").status == 1
@@ -1045,7 +1021,7 @@ def test_clean_asks_first(answers: Callable[[str], None]) -> None:
     ],
     ids=str,
 )
-def test_clean_wants_to_know_what_is_meant(arguments: tuple[str, ...], says: str) -> None:
+def test_clean_wants_to_know_what_is_meant(arguments, says):
     with held_by("lottery"):
         outcome = locks_command("clean", *arguments)
         assert outcome.status == 2
@@ -1053,7 +1029,7 @@ def test_clean_wants_to_know_what_is_meant(arguments: tuple[str, ...], says: str
         assert held.get("lottery") is not None
 
 
-def hold(name: str) -> None:
+def hold(name):
     """In a child."""
     with distributed_lock(name, ttl=60, renew=False):
         say("held")
@@ -1061,7 +1037,7 @@ def hold(name: str) -> None:
 
 
 @pytest.fixture
-def gone(spawn: Spawn) -> str:
+def gone(spawn):
     """A lock whose holder was killed."""
     child = spawn(hold, "gone")
     child.read()
@@ -1069,7 +1045,7 @@ def gone(spawn: Spawn) -> str:
     return "gone"
 
 
-def test_a_holder_of_this_host_whose_process_ended_is_said_to_be_gone(gone: str) -> None:
+def test_a_holder_of_this_host_whose_process_ended_is_said_to_be_gone(gone):
     with distributed_lock("mine"), held_by("theirs"):
         by_name = {lock["name"]: lock["gone"] for lock in locks_command("--json").json}
         assert by_name == {"mine": False, "theirs": False, gone: True}
@@ -1080,9 +1056,7 @@ def test_a_holder_of_this_host_whose_process_ended_is_said_to_be_gone(gone: str)
         assert locks_command("show", gone, "--json").json["gone"] is True
 
 
-def test_clean_dead_here_frees_what_gone_processes_hold(
-    gone: str, answers: Callable[[str], None]
-) -> None:
+def test_clean_dead_here_frees_what_gone_processes_hold(gone, answers):
     with distributed_lock("mine") as lease, held_by("theirs"):
         dry = locks_command("clean", "--dead-here", "--dry-run", "--json").json
         assert [(lock["name"], lock["released"]) for lock in dry] == [(gone, False)]
@@ -1096,13 +1070,13 @@ def test_clean_dead_here_frees_what_gone_processes_hold(
         assert locks_command("clean", "--dead-here", "--all", "--yes").status == 2
 
 
-def cool(name: str) -> None:
+def cool(name):
     """In a child: end in an orderly way, with success."""
     with distributed_lock(name, min_hold=60):
         pass
 
 
-def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn: Spawn) -> None:
+def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn):
     assert spawn(cool, "lottery").wait() == 0
     assert locks_command("show", "lottery", "--json").json["gone"] is False
     locks_command("clean", "--dead-here", "--yes")
@@ -1135,13 +1109,11 @@ NOBODYS = 2**22 + 1  # Greater than any process id on Linux.
         pytest.param("", NOBODYS, OURS, False, id="on no host"),
     ],
 )
-def test_only_what_surely_does_not_exist_is_gone(
-    host: str, pid: int | None, birth: str, answer: bool
-) -> None:
+def test_only_what_surely_does_not_exist_is_gone(host, pid, birth, answer):
     assert is_gone(host, pid, birth) is answer
 
 
-def test_a_container_knows_its_own_dead_processes_and_no_others(settings: Any) -> None:
+def test_a_container_knows_its_own_dead_processes_and_no_others(settings):
     unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no PID namespace can be made here")
@@ -1165,21 +1137,19 @@ def test_a_container_knows_its_own_dead_processes_and_no_others(settings: Any) -
     assert "Would release" not in locks_command("clean", "--dead-here", "--dry-run").out
 
 
-def test_a_process_that_proc_hides_is_not_gone() -> None:
+def test_a_process_that_proc_hides_is_not_gone():
     with patch.object(os, "kill", side_effect=PermissionError):
         assert is_gone(HERE, NOBODYS, OURS) is False
 
 
-def test_without_proc_nobody_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_nobody_is_gone(monkeypatch):
     monkeypatch.setattr(process, "current", process.Process())
     monkeypatch.setattr(os, "readlink", Mock(side_effect=FileNotFoundError))
     assert process.current.birth == ""
     assert is_gone(HERE, NOBODYS, OURS) is False
 
 
-def test_clean_frees_more_locks_than_a_list_shows(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clean_frees_more_locks_than_a_list_shows(locks, monkeypatch):
     monkeypatch.setattr(held, "MOST_NAMES", 3)
     handles = [distributed_lock(f"lottery:{number}", renew=False) for number in range(10)]
     assert all(handle.acquire() for handle in handles)
@@ -1190,7 +1160,7 @@ def test_clean_frees_more_locks_than_a_list_shows(
 # --- exit statuses and bad input ------------------------------------------------------------------
 
 
-def test_fail_turns_a_find_into_status_1() -> None:
+def test_fail_turns_a_find_into_status_1():
     assert locks_command("list", "--fail").status == 0
     with held_by("lottery"):
         assert locks_command("list", "--fail", "--older-than", "10m").status == 0
@@ -1212,9 +1182,7 @@ def test_fail_turns_a_find_into_status_1() -> None:
     ],
     ids=" ".join,
 )
-def test_a_server_that_does_not_answer_is_status_3(
-    locks: Locks, make_proxy: MakeProxy, arguments: tuple[str, ...]
-) -> None:
+def test_a_server_that_does_not_answer_is_status_3(locks, make_proxy, arguments):
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     proxy.refuse()
@@ -1223,7 +1191,7 @@ def test_a_server_that_does_not_answer_is_status_3(
     assert f"127.0.0.1:{proxy.port} (default) cannot answer" in outcome.err
 
 
-def test_a_search_for_a_lease_names_the_server_that_does_not_answer(settings: Any) -> None:
+def test_a_search_for_a_lease_names_the_server_that_does_not_answer(settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "silent": {"LOCATION": "redis://127.0.0.1:1/0"}}
     outcome = locks_command("release", "--id", "0123456789abcdef")
@@ -1243,11 +1211,11 @@ def test_a_search_for_a_lease_names_the_server_that_does_not_answer(settings: An
     ],
     ids=ascii,
 )
-def test_bad_input_is_status_2(arguments: tuple[str, ...]) -> None:
+def test_bad_input_is_status_2(arguments):
     assert locks_command(*arguments).status == 2
 
 
-def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
+def test_exit_statuses_reach_the_shell(shell):
     with held_by("lottery"):
         assert shell("list").status == 0
         assert shell("list", "--fail").status == 1
@@ -1268,9 +1236,7 @@ def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
-def test_a_number_that_makes_no_sense_is_wrong_usage(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
+def test_a_number_that_makes_no_sense_is_wrong_usage(capsys, arguments):
     with pytest.raises(SystemExit) as exited:
         Command().run_from_argv(["manage.py", "locks", *arguments])
     assert exited.value.code == 2
@@ -1278,7 +1244,7 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(
 
 
 @pytest.mark.no_permit("a child process lists the bystander too")
-def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outcome]) -> None:
+def test_a_limit_beyond_all_bounds_gives_what_there_is(shell):
     with held_by("lottery"):
         outcome = shell("list", "--limit", "9" * 30, "--json")
         assert (outcome.status, len(outcome.json)) == (0, 1)
@@ -1288,9 +1254,7 @@ DJANGOS = ("--settings=tests.settings", "--pythonpath=.", "--traceback", "--no-c
 
 
 @pytest.mark.parametrize("act", ["list", "show x", "release x --yes", "doctor", "watch"])
-def test_djangos_own_options_may_stand_before_and_after_the_act(
-    shell: Callable[..., Outcome], act: str
-) -> None:
+def test_djangos_own_options_may_stand_before_and_after_the_act(shell, act):
     # Django looks for --settings before it knows the act: once, no variable names them as well.
     environ = {"DJANGO_SETTINGS_MODULE": ""} if act == "list" else {}
     before = shell(*DJANGOS, "--skip-checks", *act.split(), **environ)
@@ -1300,7 +1264,7 @@ def test_djangos_own_options_may_stand_before_and_after_the_act(
     assert shell(*act.split(), "--version").out == f"{django.get_version()}\n"
 
 
-def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome]) -> None:
+def test_djangos_options_after_the_act_are_heeded(shell):
     assert "\x1b[" in shell("doctor", "--force-color").out
     assert "\x1b[" not in shell("doctor").out
     assert "Traceback" in shell("show", "", "--traceback").err
@@ -1309,9 +1273,7 @@ def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome])
     assert "No module named 'nowhere'" in nowhere.err
 
 
-def test_no_color_is_heeded(
-    terminal: Callable[..., tuple[Running, Any]], shell: Callable[..., Outcome]
-) -> None:
+def test_no_color_is_heeded(terminal, shell):
     coloured, read = terminal("doctor")
     coloured.wait(HUNG)
     assert "\x1b[" in read()
@@ -1322,9 +1284,7 @@ def test_no_color_is_heeded(
     assert "\x1b[" in shell("doctor", "--force-color", NO_COLOR="1").out
 
 
-def test_every_help_text_is_a_sentence_about_what_is_done(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_help_text_is_a_sentence_about_what_is_done(capsys):
     for act in ("list", "show", "runs", "release", "clean", "doctor", "watch"):
         with pytest.raises(SystemExit):
             Command().run_from_argv(["manage.py", "locks", act, "--help"])
@@ -1336,9 +1296,7 @@ def test_every_help_text_is_a_sentence_about_what_is_done(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_letters_that_the_terminal_lacks_are_written_out(
-    shell: Callable[..., Outcome], encoding: str
-) -> None:
+def test_letters_that_the_terminal_lacks_are_written_out(shell, encoding):
     with held_by("日本"):
         outcome = shell("list", PYTHONIOENCODING=encoding)
         assert (outcome.status, outcome.err) == (0, "")
@@ -1348,7 +1306,7 @@ def test_letters_that_the_terminal_lacks_are_written_out(
 @pytest.mark.parametrize(
     "arguments", ["", "list --fail", "--json", "doctor", "show x", "list --alias nope 2>&1"]
 )
-def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) -> None:
+def test_a_reader_who_has_enough_is_no_traceback(settings, arguments):
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m django locks {arguments} | true; exit 0"],
         cwd=ROOT,
@@ -1364,9 +1322,7 @@ def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
 @pytest.mark.parametrize("arguments", ["", "runs --json", "metrics --no-doctor", "list --json"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_disk_without_room_for_the_output_is_a_message(
-    settings: Any, arguments: str, unbuffered: str
-) -> None:
+def test_a_disk_without_room_for_the_output_is_a_message(settings, arguments, unbuffered):
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m django locks {arguments} >/dev/full"],
         cwd=ROOT,
@@ -1380,7 +1336,7 @@ def test_a_disk_without_room_for_the_output_is_a_message(
     assert (done.returncode, done.stderr) == (1, says)
 
 
-def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
+def test_a_question_that_nobody_answers_frees_nothing(shell):
     with held_by("lottery"):
         outcome = shell("release", "lottery")
         assert outcome.status == 2
@@ -1390,7 +1346,7 @@ def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outco
         assert held.get("lottery") is None
 
 
-def interrupted(process: Running) -> int:
+def interrupted(process):
     """Press Ctrl-C; return the exit status.
 
     Python notices a signal that comes just before it reads a line only when the read has ended. So
@@ -1403,9 +1359,7 @@ def interrupted(process: Running) -> int:
     return process.wait(HUNG)
 
 
-def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
-    terminal: Callable[..., tuple[Running, Any]],
-) -> None:
+def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(terminal):
     with held_by("lottery"):
         for act in (("release", "lottery"), ("clean", "--all")):
             process, read = terminal(*act)
@@ -1416,9 +1370,9 @@ def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
         assert held.get("lottery") is not None
 
 
-def test_also_if_it_comes_between_the_question_and_the_wait_for_its_answer(locks: Locks) -> None:
+def test_also_if_it_comes_between_the_question_and_the_wait_for_its_answer(locks):
     class Terminal(io.StringIO):
-        def flush(self) -> None:
+        def flush(self):
             if "[y/N]" in self.getvalue():
                 raise KeyboardInterrupt
 
@@ -1429,9 +1383,7 @@ def test_also_if_it_comes_between_the_question_and_the_wait_for_its_answer(locks
         assert held.get("lottery") is not None
 
 
-def test_ctrl_d_at_the_question_is_no_yes(
-    terminal: Callable[..., tuple[Running, Any]],
-) -> None:
+def test_ctrl_d_at_the_question_is_no_yes(terminal):
     with held_by("lottery"):
         process, read = terminal("release", "lottery", keys=b"\x04")
         assert process.wait(HUNG) == 2
@@ -1439,11 +1391,7 @@ def test_ctrl_d_at_the_question_is_no_yes(
         assert held.get("lottery") is not None
 
 
-def test_ctrl_c_while_it_looks_is_no_traceback(
-    terminal: Callable[..., tuple[Running, Any]],
-    locks: Locks,
-    make_proxy: MakeProxy,
-) -> None:
+def test_ctrl_c_while_it_looks_is_no_traceback(terminal, locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     hanging = proxy.rule("*", "hang_before", times=None)
@@ -1456,8 +1404,8 @@ def test_ctrl_c_while_it_looks_is_no_traceback(
 
 
 def test_a_server_that_falls_silent_while_it_releases_leaves_it_known_how_far_it_came(
-    locks: Locks, make_proxy: MakeProxy
-) -> None:
+    locks, make_proxy
+):
     proxy = make_proxy(locks.server)
     with held_by("a"), held_by("b"):
         locks.on(proxy, OPTIONS={"socket_timeout": 1})
@@ -1471,12 +1419,10 @@ def test_a_server_that_falls_silent_while_it_releases_leaves_it_known_how_far_it
     assert outcome.err.endswith(" Released 1 lock, and perhaps one more.")
 
 
-def test_ctrl_c_while_it_releases_says_how_far_it_has_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_while_it_releases_says_how_far_it_has_come(monkeypatch):
     force_release = held.force_release
 
-    def interrupted(name: str, *args: Any, **options: Any) -> bool:
+    def interrupted(name, *args, **options):
         if name == "b":
             raise KeyboardInterrupt
         return force_release(name, *args, **options)
@@ -1492,7 +1438,7 @@ def test_ctrl_c_while_it_releases_says_how_far_it_has_come(
     ("text", "seconds"),
     [("90", 90), ("1.5", 1.5), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("2d", 172_800)],
 )
-def test_durations_are_written_as_people_do(text: str, seconds: float) -> None:
+def test_durations_are_written_as_people_do(text, seconds):
     from django_redislock.humanize import parse_duration
 
     assert parse_duration(text) == seconds
@@ -1504,7 +1450,7 @@ HOSTILE = ["\x1b[2J", "a\u202eb", "\u200b", "x" * 200, "../../x", "{a}", "*", "-
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "\x1b" not in name], ids=ascii)
-def test_any_name_can_be_listed_shown_and_released(name: str) -> None:
+def test_any_name_can_be_listed_shown_and_released(name):
     with held_by(name):
         assert [lock["name"] for lock in locks_command("--json").json] == [name]
         assert locks_command("show", "--json", "--", name).json["name"] == name
@@ -1532,7 +1478,7 @@ ODD = [
 ]
 
 
-def test_a_name_as_it_is_printed_is_that_name_to_a_shell() -> None:
+def test_a_name_as_it_is_printed_is_that_name_to_a_shell():
     pasted = " ".join(map(text.pasteable, ODD))
     assert pasted.isprintable()
     shell = ["bash", "-c", f"printf '%s\\0' {pasted}"]
@@ -1542,11 +1488,11 @@ def test_a_name_as_it_is_printed_is_that_name_to_a_shell() -> None:
 
 
 @pytest.mark.parametrize("name", ["lottery", "report:2026-11", "a/b.c@d_e", "宝くじ", "-n"])
-def test_a_name_that_needs_no_quotes_has_none(name: str) -> None:
+def test_a_name_that_needs_no_quotes_has_none(name):
     assert text.pasteable(name) == name
 
 
-def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
+def test_a_printed_name_can_be_pasted_back(settings):
     name = "it's\u202e\\odd"
     with held_by(name):
         (line,) = locks_command("list").out.splitlines()[1:]
@@ -1567,7 +1513,7 @@ def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides(text: str) -> None:
+def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides(text):
     owner = Owner(host=f"h{text}", pid=1, task=f"t{text}", task_id=text, thread=text, path=text)
     name = "lottery" if "\x1b" in text else text
     with LockTestKit().simulate_held_by_other(name, owner=owner):
@@ -1584,7 +1530,7 @@ def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides(text: str) -> Non
             assert all(line.isprintable() for line in outcome.out.splitlines())
 
 
-def test_garbage_in_the_index_spoils_no_list(locks: Locks) -> None:
+def test_garbage_in_the_index_spoils_no_list(locks):
     with held_by("lottery"):
         index = lock_keys(locks.prefix, "lottery").held
         garbage = [
@@ -1604,7 +1550,7 @@ def test_garbage_in_the_index_spoils_no_list(locks: Locks) -> None:
         assert [one["name"] for one in locks_command("--json").json] == ["lottery"]
 
 
-def test_an_index_of_the_wrong_type_is_a_message(locks: Locks) -> None:
+def test_an_index_of_the_wrong_type_is_a_message(locks):
     locks.redis.set(lock_keys(locks.prefix, "x").held, "x")
     outcome = locks_command("list")
     assert outcome.status == 3
@@ -1613,7 +1559,7 @@ def test_an_index_of_the_wrong_type_is_a_message(locks: Locks) -> None:
 
 @pytest.mark.waits
 @pytest.mark.no_permit("a circle needs all holders to wait, and the bystander does not")
-def test_holders_who_wait_for_each_other_are_seen(locks: Locks) -> None:
+def test_holders_who_wait_for_each_other_are_seen(locks):
     locks.configure(TTL=30, WAIT=HUNG)
     with a_circle("a", "b"):
         for act in ("list", "watch"):
@@ -1634,7 +1580,7 @@ def test_holders_who_wait_for_each_other_are_seen(locks: Locks) -> None:
 # --- watch ----------------------------------------------------------------------------------------
 
 
-def test_watch_without_a_terminal_prints_once() -> None:
+def test_watch_without_a_terminal_prints_once():
     with held_by("lottery"):
         outcome = locks_command("watch")
         assert outcome.status == 0
@@ -1644,11 +1590,11 @@ def test_watch_without_a_terminal_prints_once() -> None:
 
 
 @pytest.fixture
-def terminal(settings: Any) -> Iterator[Callable[..., tuple[Running, Any]]]:
+def terminal(settings):
     """Run the command on a terminal of its own; returns it and what reads its screen."""
-    started: list[tuple[Running, int]] = []
+    started = []
 
-    def run(*args: str, keys: bytes = b"", **environ: str) -> tuple[Running, Any]:
+    def run(*args, keys=b"", **environ):
         ours, theirs = pty.openpty()
         os.write(ours, keys)
         os.set_blocking(ours, False)
@@ -1664,7 +1610,7 @@ def terminal(settings: Any) -> Iterator[Callable[..., tuple[Running, Any]]]:
         started.append((process, ours))
         screen = bytearray()
 
-        def read() -> str:
+        def read():
             try:
                 while chunk := os.read(ours, 65536):
                     screen.extend(chunk)
@@ -1681,12 +1627,12 @@ def terminal(settings: Any) -> Iterator[Callable[..., tuple[Running, Any]]]:
         os.close(ours)
 
 
-def changes(watching: live_view.LiveView) -> str:
+def changes(watching):
     """All that it shows, after one more look."""
     return "\n".join(watching.look()[0])
 
 
-def test_watch_does_not_take_a_silent_server_for_free_locks(settings: Any) -> None:
+def test_watch_does_not_take_a_silent_server_for_free_locks(settings):
     one = settings.REDISLOCK["default"]
     watching = live_view.LiveView(["default"])
     watching.look()
@@ -1698,9 +1644,7 @@ def test_watch_does_not_take_a_silent_server_for_free_locks(settings: Any) -> No
     assert "lottery  free" in changes(watching)
 
 
-def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(monkeypatch):
     monkeypatch.setattr(live_view, "MOST_LOCKS", 1)
     watching = live_view.LiveView(["default"])
     with held_by("b", ttl=50):
@@ -1711,7 +1655,7 @@ def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
-def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
+def test_a_long_name_pushes_nothing_off_the_screen(columns):
     with held_by("x" * 200):
         lines, _ = live_view.LiveView(["default"]).look(24, columns)
         name, row, *_ = lines[lines.index("") + 2 :]
@@ -1722,7 +1666,7 @@ def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
 @pytest.mark.parametrize("lines", [6, 10, 24])
-def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) -> None:
+def test_watch_fits_the_screen_and_says_what_does_not(lines, columns):
     watching = live_view.LiveView(["default"])
     watching.look(lines, columns)
     with ExitStack() as stack:
@@ -1737,7 +1681,7 @@ def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) 
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_watch_shows_holder_and_task_of_each_lock_also_on_a_narrow_screen(columns: int) -> None:
+def test_watch_shows_holder_and_task_of_each_lock_also_on_a_narrow_screen(columns):
     with held_by("lottery", task="lottery.tasks.draw"), held_by("nightly", task="shop.tasks.pay"):
         shown, _ = live_view.LiveView(["default"]).look(24, columns)
     text = "\n".join(shown)
@@ -1747,7 +1691,7 @@ def test_watch_shows_holder_and_task_of_each_lock_also_on_a_narrow_screen(column
     assert all(table.width(line) <= columns for line in shown)
 
 
-def test_watch_with_room_for_all_leaves_nothing_out() -> None:
+def test_watch_with_room_for_all_leaves_nothing_out():
     with held_by("lottery"):
         shown, _ = live_view.LiveView(["default"]).look(24, 120)
     assert not any("more" in line for line in shown)
@@ -1767,18 +1711,13 @@ def test_watch_with_room_for_all_leaves_nothing_out() -> None:
     ],
     ids=ascii,
 )
-def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> None:
+def test_a_line_is_clipped_by_its_width(line, columns, left):
     assert table.clipped(line, columns) == left
 
 
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 @pytest.mark.no_permit("a child process lists the bystander too")
-def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
-    terminal: Callable[..., tuple[Running, Any]],
-    spawn: Spawn,
-    end: signal.Signals,
-    status: int,
-) -> None:
+def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(terminal, spawn, end, status):
     process, read = terminal("watch", "--interval", "0.05")
     lock = distributed_lock("lottery")
     with lock:
@@ -1791,20 +1730,14 @@ def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     assert read().endswith("\x1b[?1049l")  # The screen is as it was.
 
 
-def test_watch_prints_once_on_a_terminal_that_is_dumb(
-    terminal: Callable[..., tuple[Running, Any]],
-) -> None:
+def test_watch_prints_once_on_a_terminal_that_is_dumb(terminal):
     process, read = terminal("watch", TERM="dumb")
     assert process.wait(HUNG) == 0
     assert "held: 0" in read()
     assert "\x1b" not in read()
 
 
-def test_watch_goes_on_while_the_server_does_not_answer(
-    terminal: Callable[..., tuple[Running, Any]],
-    locks: Locks,
-    make_proxy: MakeProxy,
-) -> None:
+def test_watch_goes_on_while_the_server_does_not_answer(terminal, locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     process, read = terminal("watch", "--interval", "0.05")
@@ -1818,7 +1751,7 @@ def test_watch_goes_on_while_the_server_does_not_answer(
     assert process.wait(HUNG) == 0
 
 
-def test_those_who_wait_for_any_permit_are_shown_and_counted_once() -> None:
+def test_those_who_wait_for_any_permit_are_shown_and_counted_once():
     waits = distributed_lock("gpu", limit=2, wait=HUNG)
     with held_by("gpu", limit=2), held_by("gpu", "web-4", limit=2):
         waiting = in_thread(waits.acquire)

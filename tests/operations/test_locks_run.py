@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -26,9 +26,7 @@ from tests.support.others import held_by
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.conftest import Locks
+    pass
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -36,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("locks")
 class Job:
     """``manage.py locks run`` in a process of its own."""
 
-    def __init__(self, *arguments: str, redislock: dict[str, Any]) -> None:
+    def __init__(self, *arguments, redislock):
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         with Path(os.devnull).open("rb") as nothing:
             self.process = start_python(
@@ -47,22 +45,22 @@ class Job:
             )
 
     @property
-    def out(self) -> str:
+    def out(self):
         """What it printed so far."""
         self._out.seek(0)
         return self._out.read().decode()
 
     @property
-    def err(self) -> str:
+    def err(self):
         """The same of standard error."""
         self._err.seek(0)
         return self._err.read().decode()
 
-    def wait(self) -> int:
+    def wait(self):
         """Return its exit status."""
         return self.process.wait(HUNG)
 
-    def close(self) -> None:
+    def close(self):
         """End it whatever its state."""
         self.process.kill()
         self.process.wait(HUNG)
@@ -71,11 +69,11 @@ class Job:
 
 
 @pytest.fixture
-def start(settings: Any) -> Iterator[Callable[..., Job]]:
+def start(settings):
     """Start jobs."""
-    jobs: list[Job] = []
+    jobs = []
 
-    def job(*arguments: str) -> Job:
+    def job(*arguments):
         jobs.append(Job(*arguments, redislock=settings.REDISLOCK))
         return jobs[-1]
 
@@ -84,7 +82,7 @@ def start(settings: Any) -> Iterator[Callable[..., Job]]:
         one.close()
 
 
-def here(*arguments: str) -> tuple[int, str]:
+def here(*arguments):
     """Run the command in this process, where that starts no other; its status, and what it says."""
     err = io.StringIO()
     try:
@@ -99,18 +97,14 @@ def here(*arguments: str) -> tuple[int, str]:
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def test_with_a_limit_the_command_is_told_the_number_of_its_permit(
-    start: Callable[..., Job],
-) -> None:
+def test_with_a_limit_the_command_is_told_the_number_of_its_permit(start):
     command = ("encode", "--limit", "2", "--", "sh", "-c", "echo $REDISLOCK_PERMIT; exec sleep 60")
     jobs = [start(*command) for _ in range(2)]
     wait_until(lambda: sorted(job.out for job in jobs) == ["1\n", "2\n"])
     assert start(*command).wait() == 75
 
 
-def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(
-    start: Callable[..., Job],
-) -> None:
+def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(start):
     script = 'echo "$REDISLOCK_NAME $REDISLOCK_FENCE $*"; read line; exit 7'
     job = start("backup", "--ttl", "5", "--", "sh", "-c", script, "-", "--ttl", "--help", "--", "x")
     assert job.wait() == 7
@@ -124,7 +118,7 @@ def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(
     assert job.err == ""
 
 
-def as_from_a_shell(line: str, settings: Any, **environ: str) -> subprocess.CompletedProcess[str]:
+def as_from_a_shell(line, settings, **environ):
     """Run a line of a shell; "$LOCKS" begins a command of a Python of its own, and no fork."""
     environment = environment_for() | {"TESTS_REDISLOCK": json.dumps(settings.REDISLOCK)}
     environment["LOCKS"] = f"{sys.executable} -m django locks"
@@ -141,7 +135,7 @@ def as_from_a_shell(line: str, settings: Any, **environ: str) -> subprocess.Comp
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells the former value")
 @pytest.mark.parametrize("zone", ["", "Asia/Tokyo"])
-def test_the_command_has_the_time_zone_that_we_were_started_with(settings: Any, zone: str) -> None:
+def test_the_command_has_the_time_zone_that_we_were_started_with(settings, zone):
     line = "$LOCKS run backup -- sh -c 'echo ${TZ-none}'"
     done = as_from_a_shell(line, settings, TZ=zone)
     assert (done.stdout, done.stderr) == (f"{zone or 'none'}\n", "")
@@ -165,8 +159,8 @@ ctypes.memset(start, ord(" "), end - start - 1)
     ids=["neither", "of-the-shell", "titled"],
 )
 def test_the_command_starts_whatever_the_settings_do_to_the_time_zone_and_the_title(
-    settings: Any, tmp_path: Path, lines: str, zone: str
-) -> None:
+    settings, tmp_path, lines, zone
+):
     (tmp_path / "of_a_project.py").write_text(f"from tests.settings import *\n{lines}\n")
     line = "$LOCKS run backup -- sh -c 'echo ${TZ-none}'"
     own = {"DJANGO_SETTINGS_MODULE": "of_a_project", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
@@ -174,44 +168,40 @@ def test_the_command_starts_whatever_the_settings_do_to_the_time_zone_and_the_ti
     assert (done.stdout, done.stderr) == (f"{zone or 'none'}\n", "")
 
 
-def test_the_command_is_told_the_name_as_the_lock_has_it(start: Callable[..., Job]) -> None:
+def test_the_command_is_told_the_name_as_the_lock_has_it(start):
     job = start("cafe\u0301", "--", "sh", "-c", "echo $REDISLOCK_NAME")
     assert job.wait() == 0
     assert job.out == "caf\u00e9\n"
 
 
-def test_the_command_is_told_of_no_permit_of_a_run_around_it(
-    settings: Any,
-) -> None:
+def test_the_command_is_told_of_no_permit_of_a_run_around_it(settings):
     inner = "$LOCKS run inner -- sh -c 'echo $REDISLOCK_NAME ${REDISLOCK_PERMIT-none}'"
     done = as_from_a_shell('$LOCKS run outer --limit 2 -- sh -c "$INNER"', settings, INNER=inner)
     assert (done.stdout, done.stderr) == ("inner none\n", "")
 
 
 @pytest.mark.parametrize("status", [0, 7])
-def test_without_standard_output_the_exit_status_is_that_of_the_command(
-    settings: Any, status: int
-) -> None:
+def test_without_standard_output_the_exit_status_is_that_of_the_command(settings, status):
     done = as_from_a_shell(f"$LOCKS run backup -- sh -c 'exit {status}' >&-", settings)
     assert (done.returncode, done.stderr) == (status, "")
     done = as_from_a_shell(f"$LOCKS run backup -- sh -c 'exit {status}' >&- 2>&-", settings)
     assert done.returncode == status
 
 
-def test_an_ignored_sigterm_stays_ignored_by_us_and_by_the_command(settings: Any) -> None:
+def test_an_ignored_sigterm_stays_ignored_by_us_and_by_the_command(settings):
     command = "sh -c 'kill -TERM $PPID $$; exit 3'"
     done = as_from_a_shell(f"trap '' TERM; $LOCKS run backup -- {command}", settings)
     assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_without_a_place_for_output_an_act_does_what_it_does(settings: Any) -> None:
+def test_without_a_place_for_output_an_act_does_what_it_does(settings):
     assert as_from_a_shell("$LOCKS list >&-", settings).returncode == 0
     with held_by("backup"):
         assert as_from_a_shell("$LOCKS run backup -- true >&- 2>&-", settings).returncode == 75
         assert as_from_a_shell("$LOCKS list --fail >&- 2>&-", settings).returncode == 1
 
 
-def test_its_runs_have_records(start: Callable[..., Job]) -> None:
+def test_its_runs_have_records(start):
     assert start("backup", "--", "true").wait() == 0
     assert start("backup", "--", "false").wait() == 1
     with held_by("backup"):
@@ -225,7 +215,7 @@ def test_its_runs_have_records(start: Callable[..., Job]) -> None:
     assert record.last_skip.why == "busy"
 
 
-def test_its_job_is_called_as_the_lock_or_as_told(start: Callable[..., Job]) -> None:
+def test_its_job_is_called_as_the_lock_or_as_told(start):
     assert start("cafe\u0301:1", "--", "true").wait() == 0
     assert start("cafe\u0301:2", "--job", "caf\u00e9", "--", "false").wait() == 1
     records = held.records()
@@ -233,9 +223,7 @@ def test_its_job_is_called_as_the_lock_or_as_told(start: Callable[..., Job]) -> 
     assert records.of_job("caf\u00e9").last_failure is not None
 
 
-def test_a_lost_lease_ends_what_the_command_has_started(
-    start: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_a_lost_lease_ends_what_the_command_has_started(start, tmp_path):
     pids = tmp_path / "pids"
     line = f"sleep 600 | sh -c 'trap : TERM; echo $$ >{pids}; while :; do sleep 1; done' & wait"
     job = start("backup", "--ttl", "4", "--grace", "0.3", "--", "sh", "-c", line)
@@ -248,7 +236,7 @@ def test_a_lost_lease_ends_what_the_command_has_started(
         os.kill(int(pids.read_text()), 0)
 
 
-def test_signals_reach_the_command_and_the_lock_is_free_after_it(start: Callable[..., Job]) -> None:
+def test_signals_reach_the_command_and_the_lock_is_free_after_it(start):
     job = start(
         "backup", "--", "sh", "-c", "trap 'exit 9' TERM; echo on; while :; do sleep 0.05; done"
     )
@@ -258,7 +246,7 @@ def test_signals_reach_the_command_and_the_lock_is_free_after_it(start: Callable
     assert held.get("backup") is None
 
 
-def test_a_command_whose_lease_is_lost_is_ended(start: Callable[..., Job]) -> None:
+def test_a_command_whose_lease_is_lost_is_ended(start):
     script = "trap 'echo asked' TERM; echo on; while :; do sleep 0.05; done"
     job = start("backup", "--ttl", "4", "--grace", "0.3", "--", "sh", "-c", script)
     wait_until(lambda: job.out)
@@ -270,9 +258,7 @@ def test_a_command_whose_lease_is_lost_is_ended(start: Callable[..., Job]) -> No
     assert "an operator released it by force" in job.err
 
 
-def test_a_command_that_a_setting_ends_is_told_which_one(
-    locks: Locks, start: Callable[..., Job]
-) -> None:
+def test_a_command_that_a_setting_ends_is_told_which_one(locks, start):
     locks.configure(MAX_HOLD=2)
     job = start("backup", "--", "sleep", "60")
     assert job.wait() == 76
@@ -280,9 +266,7 @@ def test_a_command_that_a_setting_ends_is_told_which_one(
     assert job.err.splitlines()[-1] == says
 
 
-def test_of_ten_that_wait_one_does_the_work_and_all_succeed(
-    start: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_of_ten_that_wait_one_does_the_work_and_all_succeed(start, tmp_path):
     work = f"echo done >> {tmp_path}/work; sleep 0.2"
     options = ("--wait", "inf", "--once", "1h", "--ttl", "20")
     jobs = [start("migrate", *options, "--", "sh", "-c", work) for _ in range(10)]
@@ -294,9 +278,7 @@ def test_of_ten_that_wait_one_does_the_work_and_all_succeed(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_one_that_is_ended_while_it_waits_leaves_nothing(
-    start: Callable[..., Job], number: int, status: int
-) -> None:
+def test_one_that_is_ended_while_it_waits_leaves_nothing(start, number, status):
     with held_by("backup"):
         job = start("backup", "--wait", "10m", "--", "true")
         wait_until(lambda: (lock := held.get("backup")) is not None and lock.waiters)
@@ -310,7 +292,7 @@ def test_one_that_is_ended_while_it_waits_leaves_nothing(
 # --- no run ---------------------------------------------------------------------------------------
 
 
-def test_a_skip_is_one_line_and_a_status() -> None:
+def test_a_skip_is_one_line_and_a_status():
     with held_by("backup"):
         status, line = here("backup", "--wait", "0.1", "--", "true")
         assert status == 75
@@ -320,14 +302,14 @@ def test_a_skip_is_one_line_and_a_status() -> None:
         assert here("backup", "--busy-exit", "9", "-v", "0", "--", "true") == (9, "")
 
 
-def test_a_skip_says_why_as_far_as_that_is_known() -> None:
+def test_a_skip_says_why_as_far_as_that_is_known():
     skipped = Skipped(skipped="held", lock="backup", holder="ann", reason="new disk")
     assert line_of(skipped) == "Skipped: 'backup' is held, by ann: new disk"
     skipped = Skipped(skipped="done", lock="backup", by="ann", ago=61.0)
     assert line_of(skipped) == "Skipped: 'backup' is done, by ann, 1 min 01 s ago"
 
 
-def test_after_a_success_it_cools_down_or_is_done(start: Callable[..., Job]) -> None:
+def test_after_a_success_it_cools_down_or_is_done(start):
     assert start("short", "--min-hold", "10m", "--", "true").wait() == 0
     status, line = here("short", "--", "true")
     assert status == 75
@@ -340,7 +322,7 @@ def test_after_a_success_it_cools_down_or_is_done(start: Callable[..., Job]) -> 
     assert " daily, " in line
 
 
-def test_so_many_run_at_a_time(start: Callable[..., Job]) -> None:
+def test_so_many_run_at_a_time(start):
     jobs = [
         start("export", "--limit", "2", "--", "sh", "-c", "echo on; exec sleep 600") for _ in "ab"
     ]
@@ -350,14 +332,14 @@ def test_so_many_run_at_a_time(start: Callable[..., Job]) -> None:
     assert line.startswith("Skipped: 'export' is held by ")
 
 
-def test_a_server_that_does_not_answer(locks: Locks) -> None:
+def test_a_server_that_does_not_answer(locks):
     locks.configure(LOCATION="redis://127.0.0.1:1/0")
     status, says = here("backup", "--", "true")
     assert status == 3
     assert "cannot answer" in says
 
 
-def test_what_cannot_be_run_takes_no_lock(tmp_path: Path) -> None:
+def test_what_cannot_be_run_takes_no_lock(tmp_path):
     assert here("backup", "--", "no-such-program") == (127, "no-such-program: command not found\n")
     status, says = here("backup", "--", str(tmp_path))
     assert (status, says) == (126, f"{tmp_path}: it is a directory\n")
@@ -382,12 +364,12 @@ def test_what_cannot_be_run_takes_no_lock(tmp_path: Path) -> None:
         (["backup", "--job", "", "--", "true"], "--job: it is empty"),
     ],
 )
-def test_wrong_usage_is_explained(arguments: list[str], says: str) -> None:
+def test_wrong_usage_is_explained(arguments, says):
     with pytest.raises(CommandError, match=says):
         call_command("locks", "run", *arguments)
 
 
-def test_it_prints_no_json() -> None:
+def test_it_prints_no_json():
     with pytest.raises(CommandError, match="leave out --json"):
         call_command("locks", "--json", "run", "backup", "--", "true")
 
@@ -395,8 +377,8 @@ def test_it_prints_no_json() -> None:
 # --- without a project ----------------------------------------------------------------------------
 
 
-def test_no_project_is_needed(locks: Locks) -> None:
-    def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def test_no_project_is_needed(locks):
+    def run(*arguments, **environ):
         environment = {name: os.environ[name] for name in os.environ if "DJANGO" not in name}
         return subprocess.run(
             [sys.executable, "-m", "django_redislock", "run", *arguments],

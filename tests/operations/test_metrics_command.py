@@ -22,11 +22,6 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
     from tests.support.backends import Place
 
 JOB = f"{__name__}.report"
@@ -38,17 +33,17 @@ def report(month: int, error: type[Exception] | None = None) -> None:
         raise error
 
 
-def wait_for_a_report() -> None:
+def wait_for_a_report():
     with distributed_lock("report:3", wait=HUNG):
         pass
 
 
-def wait_for_a_gpu() -> None:
+def wait_for_a_gpu():
     with distributed_lock("gpu", limit=2, wait=HUNG):
         pass
 
 
-def told(*args: str) -> dict[str, float]:
+def told(*args):
     """Each sample that is printed, by its metric and labels without the alias default."""
     samples = {}
     for line in locks_command("metrics", *args).out.splitlines():
@@ -58,7 +53,7 @@ def told(*args: str) -> dict[str, float]:
     return samples
 
 
-def of_job(metric: str, **labels: str) -> str:
+def of_job(metric, **labels):
     told = {"job_name": JOB, **labels}
     return metric + "{" + ",".join(f'{key}="{value}"' for key, value in told.items()) + "}"
 
@@ -70,7 +65,7 @@ def test_it_tells_of_locks_waiters_and_jobs(place: Place) -> None:
     with pytest.raises(KeyError):
         report(2, KeyError)
     with held_by("report:3"):
-        assert report(3)["skipped"] == "busy"  # type: ignore[index]
+        assert report(3)["skipped"] == "busy"
         waiting = in_thread(wait_for_a_report)
         if place.name != QUORUM:  # It has no queue.
             wait_until(lambda: waiters("report:3"))
@@ -102,7 +97,7 @@ def test_a_server_that_forbids_scripts_is_up_and_has_no_lists(place: Place) -> N
     assert not any(one.startswith("redislock_locks") for one in found)
 
 
-def test_a_silent_alias_is_down_and_hides_no_other(locks: Locks, settings: Settings) -> None:
+def test_a_silent_alias_is_down_and_hides_no_other(locks, settings):
     gone = {"LOCATION": f"redis://127.0.0.1:{free_port()}/0"}
     settings.REDISLOCK = {"gone": gone, **settings.REDISLOCK}
     with held_by("lottery"):
@@ -117,7 +112,7 @@ def test_a_silent_alias_is_down_and_hides_no_other(locks: Locks, settings: Setti
     assert {line.split()[2] for line in out.splitlines() if "# HELP" in line} <= {*GAUGES}
 
 
-def test_names_are_few_however_many_locks_there_are(locks: Locks) -> None:
+def test_names_are_few_however_many_locks_there_are(locks):
     with ExitStack() as stack:
         for name in ('a"b\\c', "order:1", "order:2", "order:3", "x", "y"):
             stack.enter_context(held_by(name))
@@ -130,7 +125,7 @@ def test_names_are_few_however_many_locks_there_are(locks: Locks) -> None:
     assert found['redislock_locks{state="held"}'] == 7
 
 
-def test_a_stuck_lock_of_a_job_is_not_hidden_by_its_others(locks: Locks) -> None:
+def test_a_stuck_lock_of_a_job_is_not_hidden_by_its_others(locks):
     report(1)
     report(2)
     blocked = of_job("redislock_job_blocked_seconds")
@@ -145,7 +140,7 @@ def test_a_stuck_lock_of_a_job_is_not_hidden_by_its_others(locks: Locks) -> None
     assert told("--no-doctor")[blocked] == 0
 
 
-def test_permits_of_a_name_share_its_queue(locks: Locks) -> None:
+def test_permits_of_a_name_share_its_queue(locks):
     with held_by("gpu", limit=2), held_by("gpu", limit=2):
         waiting = in_thread(wait_for_a_gpu)
         wait_until(lambda: waiters("gpu"))
@@ -165,11 +160,11 @@ def test_permits_of_a_name_share_its_queue(locks: Locks) -> None:
         ("cafe:deadbeef", "cafe:deadbeef"),
     ],
 )
-def test_what_differs_from_object_to_object_is_left_out(name: str, label: str) -> None:
+def test_what_differs_from_object_to_object_is_left_out(name, label):
     assert pattern(name) == label
 
 
-def test_an_operators_hold_and_a_lock_that_cools_down_are_not_held_long(locks: Locks) -> None:
+def test_an_operators_hold_and_a_lock_that_cools_down_are_not_held_long(locks):
     held.hold("upgrade", 60, by="ann")
     with distributed_lock("cools", min_hold=60):
         pass
@@ -179,7 +174,7 @@ def test_an_operators_hold_and_a_lock_that_cools_down_are_not_held_long(locks: L
     assert found['redislock_locks{state="cooling"}'] == 1
 
 
-def test_a_file_is_written_in_one_step(locks: Locks, tmp_path: Path) -> None:
+def test_a_file_is_written_in_one_step(locks, tmp_path):
     file = tmp_path / "locks.prom"
     assert locks_command("metrics", "--output", str(file)) == (0, "", "")
     assert "redislock_up{" in file.read_text()
@@ -191,7 +186,7 @@ def test_a_file_is_written_in_one_step(locks: Locks, tmp_path: Path) -> None:
     assert "--output" in err
 
 
-def test_a_file_keeps_the_mode_that_it_was_given(tmp_path: Path) -> None:
+def test_a_file_keeps_the_mode_that_it_was_given(tmp_path):
     file = tmp_path / "locks.prom"
     exposition.write("redislock_up 1\n", file)
     file.chmod(0o640)  # The umask of the tests gives another one.
@@ -200,11 +195,11 @@ def test_a_file_keeps_the_mode_that_it_was_given(tmp_path: Path) -> None:
     assert file.read_text() == "redislock_up 0\n"
 
 
-def test_writers_with_the_same_process_id_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_writers_with_the_same_process_id_do_not_disturb_each_other(tmp_path):
     """As in two containers with one volume; here they are threads."""
     file, content = tmp_path / "locks.prom", "redislock_up 1\n" * 10_000
 
-    def write() -> None:
+    def write():
         for _ in range(50):
             exposition.write(content, file)
             assert file.read_text() == content
@@ -214,9 +209,7 @@ def test_writers_with_the_same_process_id_do_not_disturb_each_other(tmp_path: Pa
     assert [one.name for one in tmp_path.iterdir()] == ["locks.prom"]
 
 
-def test_a_pipe_or_a_device_is_not_replaced_by_a_file_and_a_link_stays_one(
-    locks: Locks, tmp_path: Path
-) -> None:
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file_and_a_link_stays_one(locks, tmp_path):
     pipe, link, file = tmp_path / "pipe", tmp_path / "link.prom", tmp_path / "locks.prom"
     os.mkfifo(pipe)
     status, out, err = locks_command("metrics", "--output", str(pipe))
@@ -232,7 +225,7 @@ def test_a_pipe_or_a_device_is_not_replaced_by_a_file_and_a_link_stays_one(
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_json_is_refused(locks: Locks) -> None:
+def test_json_is_refused(locks):
     status, out, err = locks_command("metrics", "--json")
     assert (status, out) == (2, "")
     assert "text format of Prometheus" in err

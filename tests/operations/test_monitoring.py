@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging.config
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,16 +15,13 @@ from tests.package.test_docs import code_of
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.conftest import Locks
+    pass
 
 SIGNALS = (signals.lock_acquired, signals.lock_released, signals.lock_lost)
 
 
 @pytest.fixture
-def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def audit(tmp_path, monkeypatch):
     """The recipe is in use; returns the directory with its files."""
     text = (ROOT / "docs" / "monitoring.md").read_text()
     section = text.partition("\n## Who held what")[2].partition("\n## ")[0]
@@ -32,7 +29,7 @@ def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "audit.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    namespace: dict[str, Any] = {}
+    namespace = {}
     exec(settings.replace("/var/log/shop", str(tmp_path)), namespace)
     before = [list(signal.receivers) for signal in SIGNALS]
 
@@ -49,7 +46,7 @@ def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_the_recipe_writes_down_who_held_what(audit: Path, locks: Locks) -> None:
+def test_the_recipe_writes_down_who_held_what(audit, locks):
     with distributed_lock("lottery") as lease:
         pass
     with pytest.raises(LockLost), distributed_lock("tombola") as forced:

@@ -17,8 +17,6 @@ from tests.operations.test_locks_command import answers, locks_command
 from tests.support.databases import on_sqlite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.databases import MakeDatabase
 
 __all__ = ["answers"]  # A fixture.
@@ -29,7 +27,7 @@ DAY = 86_400.0
 _fences = count(1)
 
 
-def add_run(name: str, ago: float = 60.0, *, using: str = "default", **fields: Any) -> CompletedRun:
+def add_run(name, ago=60.0, *, using="default", **fields):
     """A run that was completed so many seconds ago."""
     alias = fields.pop("alias", "default")
     fence = next(_fences)
@@ -49,14 +47,14 @@ def add_run(name: str, ago: float = 60.0, *, using: str = "default", **fields: A
     )
 
 
-def known(using: str = "default") -> list[str]:
+def known(using="default"):
     return sorted(CompletedRun.objects.using(using).values_list("name", flat=True))
 
 
 # --- list -----------------------------------------------------------------------------------------
 
 
-def test_the_list_shows_the_latest_first() -> None:
+def test_the_list_shows_the_latest_first():
     add_run("old", 3 * DAY)
     new = add_run("new", 3630)
     outcome = locks_command("once")
@@ -73,7 +71,7 @@ def test_the_list_shows_the_latest_first() -> None:
     assert second.startswith("old   3 d 0 h ago")
 
 
-def test_an_empty_list_is_said_so() -> None:
+def test_an_empty_list_is_said_so():
     assert locks_command("once").out == "Database 'default' has no completed run.\n"
     add_run("lottery")
     outcome = locks_command("once", "list", "--search", "raffle")
@@ -81,7 +79,7 @@ def test_an_empty_list_is_said_so() -> None:
     assert locks_command("once", "list", "--search", "raffle", "--json").json == []
 
 
-def test_json_has_these_keys() -> None:
+def test_json_has_these_keys():
     run = add_run("lottery", 90, task_id="")
     (printed,) = locks_command("once", "list", "--json").json
     assert 90 <= printed.pop("ago") < 90 + 60
@@ -108,7 +106,7 @@ def test_json_has_these_keys() -> None:
         (["--limit", "1"], ["new"]),
     ],
 )
-def test_options_choose_among_the_runs(options: list[str], names: list[str]) -> None:
+def test_options_choose_among_the_runs(options, names):
     add_run("new")
     add_run("old", 3 * DAY, task="raffle.draw", task_id="id of the old one")
     outcome = locks_command("once", "list", "--json", *options)
@@ -116,7 +114,7 @@ def test_options_choose_among_the_runs(options: list[str], names: list[str]) -> 
     assert bool(outcome.err) == ("--limit" in options)
 
 
-def test_options_may_stand_before_and_after_the_second_act() -> None:
+def test_options_may_stand_before_and_after_the_second_act():
     add_run("new")
     add_run("old", 3 * DAY)
     for arguments in (["--older-than", "1d"], ["--older-than", "1d", "list"]):
@@ -125,7 +123,7 @@ def test_options_may_stand_before_and_after_the_second_act() -> None:
     assert locks_command("once", "--database", "archive").status == 2
 
 
-def test_aliases_are_shown_if_there_are_several(settings: Any) -> None:
+def test_aliases_are_shown_if_there_are_several(settings):
     settings.REDISLOCK = {**settings.REDISLOCK, "other": settings.REDISLOCK["default"]}
     add_run("lottery")
     add_run("raffle", alias="other")
@@ -134,7 +132,7 @@ def test_aliases_are_shown_if_there_are_several(settings: Any) -> None:
     assert only["alias"] == "other"
 
 
-def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides() -> None:
+def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides():
     add_run("a\u202eb", task_id="\x1b[2J", task="t\u2028t", place="h\x07:1")
     out = locks_command("once").out
     assert all(char.isprintable() or char == "\n" for char in out)
@@ -145,19 +143,17 @@ def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides() -> None:
 
 
 @pytest.fixture
-def audit(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def audit(caplog):
     """What the log for audits was told."""
 
-    def told() -> list[str]:
+    def told():
         return [one.getMessage() for one in caplog.records if one.name == "django_redislock.audit"]
 
     caplog.set_level(logging.INFO, "django_redislock.audit")
     return told
 
 
-def test_forget_shows_the_runs_asks_and_tells_the_audit_log(
-    answers: Callable[[str], None], audit: Callable[[], list[str]]
-) -> None:
+def test_forget_shows_the_runs_asks_and_tells_the_audit_log(answers, audit):
     run = add_run("lottery")
     add_run("raffle")
     answers("y")
@@ -173,9 +169,7 @@ def test_forget_shows_the_runs_asks_and_tells_the_audit_log(
     assert line.endswith("reason 'drawn by mistake'")
 
 
-def test_a_no_and_a_dry_run_forget_nothing(
-    answers: Callable[[str], None], audit: Callable[[], list[str]]
-) -> None:
+def test_a_no_and_a_dry_run_forget_nothing(answers, audit):
     add_run("lottery", 2 * DAY)
     answers("n")
     for which in ("lottery", "--older-than=1d"):
@@ -187,12 +181,10 @@ def test_a_no_and_a_dry_run_forget_nothing(
     assert audit() == []
 
 
-def test_a_run_that_has_completed_meanwhile_is_not_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_has_completed_meanwhile_is_not_forgotten(monkeypatch):
     run = add_run("lottery")
 
-    def answer() -> str:
+    def answer():
         run.delete()
         add_run("lottery")
         return "y"
@@ -202,7 +194,7 @@ def test_a_run_that_has_completed_meanwhile_is_not_forgotten(
     assert known() == ["lottery"]
 
 
-def test_names_that_are_not_known_are_told() -> None:
+def test_names_that_are_not_known_are_told():
     add_run("lottery")
     outcome = locks_command("once", "forget", "lottery", "raffle", "a b", "--yes")
     assert outcome.status == 1
@@ -213,9 +205,7 @@ def test_names_that_are_not_known_are_told() -> None:
     assert known() == []
 
 
-def test_by_age_all_older_ones_are_forgotten_in_one_statement(
-    audit: Callable[[], list[str]], django_assert_num_queries: Any
-) -> None:
+def test_by_age_all_older_ones_are_forgotten_in_one_statement(audit, django_assert_num_queries):
     add_run("new", 29 * DAY)
     for number in range(20):
         add_run(f"lottery:{number}", 31 * DAY)
@@ -228,7 +218,7 @@ def test_by_age_all_older_ones_are_forgotten_in_one_statement(
     assert "(20) in database 'default' forgotten by" in line
 
 
-def test_json_says_how_many(answers: Callable[[str], None]) -> None:
+def test_json_says_how_many(answers):
     add_run("lottery", 2 * DAY)
     add_run("raffle")
     answers("y")
@@ -239,12 +229,12 @@ def test_json_says_how_many(answers: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("which", [[], ["lottery", "--older-than", "1d"]])
-def test_forget_wants_to_know_what_is_meant(which: list[str]) -> None:
+def test_forget_wants_to_know_what_is_meant(which):
     outcome = locks_command("once", "forget", "--yes", *which)
     assert outcome == (2, "", "Say which runs: NAME..., or --older-than TIME.")
 
 
-def test_a_run_is_forgotten_whichever_alias_its_lock_had() -> None:
+def test_a_run_is_forgotten_whichever_alias_its_lock_had():
     add_run("lottery", alias="jobs")
     assert locks_command("once", "forget", "lottery", "--yes", "--alias", "default").status == 1
     assert locks_command("once", "forget", "lottery", "--yes").status == 0
@@ -306,14 +296,14 @@ def test_a_database_that_does_not_answer_is_said_so(
     assert "The database 'archive' cannot answer: unable to open" in outcome.err
 
 
-def test_an_unknown_alias_of_either_kind_is_refused() -> None:
+def test_an_unknown_alias_of_either_kind_is_refused():
     outcome = locks_command("once", "list", "--database", "archive")
     assert outcome.status == 2
     assert "--database must be the alias of a database, not 'archive'" in outcome.err
     assert locks_command("once", "list", "--alias", "archive").status == 2
 
 
-def test_a_name_may_be_typed_in_another_form_of_the_same_letters() -> None:
+def test_a_name_may_be_typed_in_another_form_of_the_same_letters():
     add_run("lottery:\u00fcber")
     assert locks_command("once", "forget", "lottery:u\u0308ber", "--yes").status == 0
     assert known() == []
@@ -322,7 +312,7 @@ def test_a_name_may_be_typed_in_another_form_of_the_same_letters() -> None:
 class Replicas:
     """A router that reads from a replica."""
 
-    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+    def db_for_read(self, model, **hints):
         return "replica" if model is CompletedRun else None
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 import urllib.request
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -37,13 +37,7 @@ from tests.support.processes import hear, python, say
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from opentelemetry.sdk.trace import ReadableSpan
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, Spawn
-    from tests.support.clusters import Cluster
+    from tests.conftest import Locks
     from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
@@ -51,7 +45,7 @@ if TYPE_CHECKING:
 class Seen:
     """What a program's providers were told."""
 
-    def __init__(self, **of_traces: Any) -> None:
+    def __init__(self, **of_traces):
         self._reader = InMemoryMetricReader()
         self._exporter = InMemorySpanExporter()
         tracers = TracerProvider(shutdown_on_exit=False, **of_traces)
@@ -59,7 +53,7 @@ class Seen:
         self.tracer = tracers.get_tracer("tests")
         self.telemetry = Telemetry(MeterProvider([self._reader], shutdown_on_exit=False), tracers)
 
-    def points(self, *names: str) -> list[Any]:
+    def points(self, *names):
         """The data points of these metrics."""
         data = self._reader.get_metrics_data()
         return [
@@ -71,7 +65,7 @@ class Seen:
             for point in metric.data.data_points
         ]
 
-    def metric(self, name: str) -> dict[tuple[str, ...], Any]:
+    def metric(self, name):
         """The data points by the values of their attributes: a sum, or the count of a histogram."""
         return {
             tuple(map(str, (point.attributes or {}).values())): getattr(
@@ -80,11 +74,11 @@ class Seen:
             for point in self.points(name)
         }
 
-    def spans(self, name: str) -> list[ReadableSpan]:
+    def spans(self, name):
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
     @contextmanager
-    def on(self) -> Iterator[Seen]:
+    def on(self):
         self.telemetry.connect()
         try:
             yield self
@@ -93,12 +87,12 @@ class Seen:
 
 
 @pytest.fixture
-def seen() -> Iterator[Seen]:
+def seen():
     with Seen().on() as seen:
         yield seen
 
 
-def of(span: ReadableSpan, *names: str) -> list[Any]:
+def of(span, *names):
     """Attributes of a span."""
     return [(span.attributes or {}).get(name) for name in names]
 
@@ -110,7 +104,7 @@ def of(span: ReadableSpan, *names: str) -> list[Any]:
 async def test_a_hold_is_measured(way: Way, locks: Locks, seen: Seen) -> None:
     held_now = []
 
-    def body(number: int) -> None:
+    def body(number):
         held_now.append(seen.metric("redislock.held"))
 
     report = distributed_lock("report:{number}")(way.function(body))
@@ -167,7 +161,7 @@ async def test_a_loss_is_measured_and_traced(
     assert [event.name for event in span.events] == ["redislock.endangered"]
 
 
-def test_runs_are_measured(locks: Locks, seen: Seen) -> None:
+def test_runs_are_measured(locks, seen):
     @single_instance("nightly")
     def nightly() -> None: ...
 
@@ -178,7 +172,7 @@ def test_runs_are_measured(locks: Locks, seen: Seen) -> None:
     assert seen.metric("redislock.runs") == {(job, "success"): 1, (job, "skipped"): 1}
 
 
-def test_few_bare_names_are_told() -> None:
+def test_few_bare_names_are_told():
     labels = Labels()
     told = {labels.of(f"report:{number}") for number in range(2 * MOST_NAMES)}
     assert len(told) == MOST_NAMES + 1
@@ -194,7 +188,7 @@ def nameless() -> None: ...
 def limited() -> None: ...
 
 
-def test_what_stands_at_a_decorator_takes_no_room_of_bare_names(locks: Locks, seen: Seen) -> None:
+def test_what_stands_at_a_decorator_takes_no_room_of_bare_names(locks, seen):
     for number in range(MOST_NAMES + 1):
         with distributed_lock(f"order:{number}"):
             pass
@@ -211,7 +205,7 @@ def test_what_stands_at_a_decorator_takes_no_room_of_bare_names(locks: Locks, se
     }
 
 
-def test_buckets_are_advised(locks: Locks) -> None:
+def test_buckets_are_advised(locks):
     reader = InMemoryMetricReader()
     telemetry = Telemetry(MeterProvider([reader], shutdown_on_exit=False))
     telemetry.connect()
@@ -220,7 +214,7 @@ def test_buckets_are_advised(locks: Locks) -> None:
             pass
     finally:
         telemetry.disconnect()
-    data: Any = reader.get_metrics_data()
+    data = reader.get_metrics_data()
     bounds = {
         metric.name: metric.data.data_points[0].explicit_bounds
         for metric in data.resource_metrics[0].scope_metrics[0].metrics
@@ -237,7 +231,7 @@ async def test_a_measurement_waits_for_the_next_command(
     way: Way, locks: Locks, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a server works on that, there is nothing else to do."""
-    recorded: list[str] = []
+    recorded = []
     for name in ("asked", "held"):
         monkeypatch.setattr(Metrics, name, lambda *args, name=name: recorded.append(name))
     lock = distributed_lock("lottery")
@@ -253,7 +247,7 @@ async def test_a_measurement_waits_for_the_next_command(
     assert recorded == ["held", "asked", "held"]
 
 
-def test_without_commands_few_measurements_wait(settings: Settings, seen: Seen) -> None:
+def test_without_commands_few_measurements_wait(settings, seen):
     settings.REDISLOCK = {"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}}
     for _ in range(meanwhile.MOST):
         with distributed_lock("lottery"):
@@ -262,8 +256,8 @@ def test_without_commands_few_measurements_wait(settings: Settings, seen: Seen) 
     assert seen.metric("redislock.held.duration") == {("success",): meanwhile.MOST}
 
 
-def test_an_exemplar_is_of_the_span_that_was_measured(locks: Locks, seen: Seen) -> None:
-    def traced() -> list[int | None]:  # Since it was asked last.
+def test_an_exemplar_is_of_the_span_that_was_measured(locks, seen):
+    def traced():  # Since it was asked last.
         points = seen.points("redislock.acquire.duration", "redislock.held.duration")
         return [one.trace_id for point in points for one in point.exemplars]
 
@@ -279,10 +273,8 @@ def test_an_exemplar_is_of_the_span_that_was_measured(locks: Locks, seen: Seen) 
     assert traced() == []
 
 
-def test_what_cannot_be_recorded_is_logged(
-    locks: Locks, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*args: object) -> None:
+def test_what_cannot_be_recorded_is_logged(locks, seen, monkeypatch, caplog):
+    def fail(*args):
         raise ZeroDivisionError
 
     monkeypatch.setattr(Metrics, "asked", fail)
@@ -299,7 +291,7 @@ def test_what_cannot_be_recorded_is_logged(
 async def test_a_wait_links_to_the_span_that_blocks_it(way: Way, locks: Locks, seen: Seen) -> None:
     lock = distributed_lock("lottery")
 
-    async def wait() -> None:
+    async def wait():
         with seen.tracer.start_as_current_span("waiter"):
             async with way.entered(distributed_lock("lottery")):
                 pass
@@ -337,8 +329,8 @@ async def test_a_wait_links_to_the_span_that_blocks_it(way: Way, locks: Locks, s
 
 
 def test_a_span_names_no_server_of_a_cluster_since_another_one_may_keep_the_lock(
-    seen: Seen, cluster: Cluster, settings: Settings, key_prefix: str
-) -> None:
+    seen, cluster, settings, key_prefix
+):
     one_node = cluster.servers[0].url.removesuffix("/0")
     settings.REDISLOCK = {
         "default": {
@@ -353,8 +345,8 @@ def test_a_span_names_no_server_of_a_cluster_since_another_one_may_keep_the_lock
     assert of(hold, "redislock.name", "server.address", "server.port") == ["lottery", None, None]
 
 
-def test_the_record_of_a_holder_has_its_traceparent(locks: Locks, seen: Seen) -> None:
-    def traceparent() -> str:
+def test_the_record_of_a_holder_has_its_traceparent(locks, seen):
+    def traceparent():
         found = held.get("lottery")
         assert found is not None
         return found.owner.traceparent
@@ -373,7 +365,7 @@ def test_the_record_of_a_holder_has_its_traceparent(locks: Locks, seen: Seen) ->
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-def test_nothing_is_traced_outside_of_a_trace(locks: Locks, is_sampled: bool) -> None:
+def test_nothing_is_traced_outside_of_a_trace(locks, is_sampled):
     with Seen(**({} if is_sampled else {"sampler": ALWAYS_OFF})).on() as seen:
         with distributed_lock("lottery"):
             pass
@@ -389,12 +381,12 @@ def test_nothing_is_traced_outside_of_a_trace(locks: Locks, is_sampled: bool) ->
 class InterruptedSum(float):
     """While it is added up, which the SDK does under a mutex, a handler uses a lock."""
 
-    def __radd__(self, other: float) -> float:
+    def __radd__(self, other):
         with distributed_lock("of a handler"):
             return other + float(self)
 
 
-def test_a_handler_may_use_a_lock_while_another_one_is_measured(locks: Locks, seen: Seen) -> None:
+def test_a_handler_may_use_a_lock_while_another_one_is_measured(locks, seen):
     lock = distributed_lock("lottery")
     with lock as lease:
         news = {"lease": lease, "success": True, "template": "lottery"}
@@ -418,12 +410,12 @@ print(len(signals.lock_acquired.receivers), loaded)
 
 
 @pytest.mark.parametrize("apps", [[], ["django_redislock.contrib.otel"]])
-def test_one_line_switches_it_on(apps: list[str]) -> None:
+def test_one_line_switches_it_on(apps):
     script = SWITCHED_ON.format(missing={}, apps=["django_redislock", *apps])
     assert python("-c", script).stdout.split() == [str(len(apps)), str(bool(apps))]
 
 
-def test_without_the_api_the_app_says_what_to_install() -> None:
+def test_without_the_api_the_app_says_what_to_install():
     apps, missing = ["django_redislock.contrib.otel"], {"opentelemetry": None}
     with pytest.raises(AssertionError, match=r"pip install 'django_redislock\[otel\]'"):
         python("-c", SWITCHED_ON.format(missing=missing, apps=apps))
@@ -449,7 +441,7 @@ with distributed_lock("lottery"):
 """
 
 
-def test_the_last_measurements_of_a_process_are_exported_at_its_end(locks: Locks) -> None:
+def test_the_last_measurements_of_a_process_are_exported_at_its_end(locks):
     script = EXPORTED_AT_EXIT.format(location=locks.server.url, prefix=locks.prefix)
     (exported,) = python("-c", script).stdout.splitlines()
     metrics_ = json.loads(exported)["resource_metrics"][0]["scope_metrics"][0]["metrics"]
@@ -461,7 +453,7 @@ def test_the_last_measurements_of_a_process_are_exported_at_its_end(locks: Locks
     assert counted == {"redislock.acquire.duration": [1], "redislock.held.duration": [1]}
 
 
-def serve_metrics_of_a_fork() -> None:
+def serve_metrics_of_a_fork():
     """The app is on before the fork; each process sets its own provider after it, as advised."""
     import os
 
@@ -488,11 +480,11 @@ def serve_metrics_of_a_fork() -> None:
     os._exit(0)
 
 
-def test_prometheus_reads_the_metrics_of_a_forked_process(locks: Locks, spawn: Spawn) -> None:
+def test_prometheus_reads_the_metrics_of_a_forked_process(locks, spawn):
     child = spawn(serve_metrics_of_a_fork)
     port = child.read()
 
-    def scraped(sample: str, **labels: str) -> list[float]:
+    def scraped(sample, **labels):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return [

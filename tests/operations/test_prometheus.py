@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -25,12 +25,7 @@ from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, Spawn
+    pass
 
 RULES = ROOT / "docs" / "monitoring" / "prometheus-rules.yml"
 DASHBOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"
@@ -50,19 +45,19 @@ OF_PROCESSES = {
 
 
 @pytest.fixture(autouse=True)
-def _with_prometheus() -> None:
+def _with_prometheus():
     if not is_here():
         skip_or_fail(MISSING)
 
 
-def expressions() -> Iterator[str]:
+def expressions():
     """Of the panels, with values for Grafana's variables."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
             yield target["expr"].replace("$__rate_interval", "1m").replace("$alias", ".*")
 
 
-def unknown_in(written: Any, read: Any, path: str = "") -> list[str]:
+def unknown_in(written, read, path=""):
     """What is written and was not read as it is written."""
     if isinstance(written, dict) and isinstance(read, dict):
         pairs = [(key, value, read.get(key)) for key, value in written.items()]
@@ -87,7 +82,7 @@ def doomed() -> None:
     hear()
 
 
-def run_doomed() -> None:
+def run_doomed():
     doomed()
 
 
@@ -100,7 +95,7 @@ def broken_nightly() -> None:
 def import_from(source: str) -> None: ...
 
 
-def test_each_command_that_an_alert_names_is_one() -> None:
+def test_each_command_that_an_alert_names_is_one():
     named = re.findall(r'description: ".*?manage\.py locks ([^"]+)"', RULES.read_text())
     assert len(named) > 8
     parser = Command().create_parser("manage.py", "locks")
@@ -109,21 +104,21 @@ def test_each_command_that_an_alert_names_is_one() -> None:
 
 
 @pytest.mark.slow
-def test_promtool_accepts_the_rules_and_their_unit_tests() -> None:
+def test_promtool_accepts_the_rules_and_their_unit_tests():
     promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
     tests = sorted((ROOT / "tests" / "operations").glob("prometheus_rules*_test.yml"))
     assert len(tests) == 2
     promtool("test", "rules", *map(str, tests))
 
 
-def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
+def test_rules_and_panels_ask_for_metrics_that_exist():
     rules = re.sub(r"^\s*#.*", "", RULES.read_text(), flags=re.MULTILINE)
     for text in (rules, "\n".join(expressions())):
         asked = set(re.findall(r"\bredislock_\w+", text))
         assert asked - {*GAUGES} - OF_PROCESSES == set()
 
 
-def test_the_dashboard_is_one_by_grafanas_own_schema() -> None:
+def test_the_dashboard_is_one_by_grafanas_own_schema():
     written = json.loads(DASHBOARD.read_text())
     register_default_plugins()
     read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
@@ -136,9 +131,7 @@ def test_the_dashboard_is_one_by_grafanas_own_schema() -> None:
 
 
 @pytest.mark.slow
-def test_faults_fire_alerts_in_a_running_prometheus(
-    locks: Locks, settings: Settings, spawn: Spawn, tmp_path: Path
-) -> None:
+def test_faults_fire_alerts_in_a_running_prometheus(locks, settings, spawn, tmp_path):
     settings.REDISLOCK = {
         **settings.REDISLOCK,
         "gone": {"LOCATION": f"redis://127.0.0.1:{free_port()}/0"},
@@ -164,7 +157,7 @@ def test_faults_fire_alerts_in_a_running_prometheus(
 
 
 @pytest.mark.slow
-def test_what_others_hide_and_what_records_end_of_is_seen(locks: Locks, tmp_path: Path) -> None:
+def test_what_others_hide_and_what_records_end_of_is_seen(locks, tmp_path):
     never = f"{__name__}.never"
     rules = re.sub(r"\bfor: \w+", "for: 0s", RULES.read_text())
     rules = rules.replace("> 26 * 3600", "> 1").replace("> 3600", "> 0")

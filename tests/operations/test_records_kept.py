@@ -8,7 +8,7 @@ import re
 import time
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -28,10 +28,6 @@ from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from django_redislock import Lease
-    from tests.conftest import Locks, Spawn
     from tests.support.backends import Place
 
 pytestmark = needs_scripts
@@ -41,7 +37,7 @@ RUNS = count()
 
 
 @contextmanager
-def running(name: str, id: str, **options: Any) -> Iterator[Lease]:  # noqa: A002
+def running(name, id, **options):  # noqa: A002
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task="shop.tasks.ship", task_id=id)),
@@ -50,17 +46,17 @@ def running(name: str, id: str, **options: Any) -> Iterator[Lease]:  # noqa: A00
         yield lease
 
 
-def run(name: str) -> None:
+def run(name):
     with running(name, f"run {next(RUNS)}"):
         pass
 
 
-def run_all(names: Iterable[str]) -> None:
+def run_all(names):
     for name in names:
         run(name)
 
 
-def orders(number: int) -> list[str]:
+def orders(number):
     """Names of one bucket, since each has a limit of its own."""
     names = (name for pk in count() if bucket_of(name := f"order:{pk}") == 0)
     return list(islice(names, number))
@@ -80,7 +76,7 @@ def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place: Place
         assert bool(held.detail(name).past) == (name in kept)
 
 
-def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
+def test_what_is_promised_outlives_the_record(locks):
     locks.configure(RECORDS=2)
     names = [f"order:{pk}" for pk in range(5)]
     of = {"task": "ship", "using": "default"}
@@ -103,14 +99,14 @@ def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
         assert lease.fence > before
 
 
-def test_a_call_whose_record_goes_still_stands_for_none_that_runs_earlier(locks: Locks) -> None:
+def test_a_call_whose_record_goes_still_stands_for_none_that_runs_earlier(locks):
     locks.configure(RECORDS=2)
     assert task_runs.announce("order:0", "later", 3600, delay=300, using="default") == ""
     run_all(f"order:{pk}" for pk in range(5))
     assert task_runs.announce("order:0", "now", 3600, using="default") == ""
 
 
-def test_if_fewer_are_to_be_kept_each_new_one_drops_some(locks: Locks) -> None:
+def test_if_fewer_are_to_be_kept_each_new_one_drops_some(locks):
     index = ran_index_key(locks.prefix)
     run_all(f"order:{pk}" for pk in range(30))
     locks.configure(RECORDS=5)
@@ -121,13 +117,13 @@ def test_if_fewer_are_to_be_kept_each_new_one_drops_some(locks: Locks) -> None:
     assert sum(key.endswith(b":runs") for key in locks.keys()) == 5  # noqa: SIM118
 
 
-def test_a_lock_that_runs_again_drops_no_other(locks: Locks) -> None:
+def test_a_lock_that_runs_again_drops_no_other(locks):
     locks.configure(RECORDS=2)
     run_all(["nightly", "hourly"] * 3)
     assert {one.name for one in held.records()} == {"nightly", "hourly"}
 
 
-def test_records_end_after_the_time_that_is_set_and_leave_the_index(locks: Locks) -> None:
+def test_records_end_after_the_time_that_is_set_and_leave_the_index(locks):
     locks.configure(RECORDS_FOR=3600)
     run("order:0")
     assert 3500 < locks.redis.ttl(lock_keys(locks.prefix, "order:0").runs) <= 3600
@@ -137,7 +133,7 @@ def test_records_end_after_the_time_that_is_set_and_leave_the_index(locks: Locks
     assert locks.redis.zcard(index) == 1
 
 
-def test_a_call_that_waits_longer_than_records_last_goes_on_waiting(locks: Locks) -> None:
+def test_a_call_that_waits_longer_than_records_last_goes_on_waiting(locks):
     locks.configure(RECORDS_FOR=60)
     assert task_runs.announce("lottery", "waiting", 3600, using="default") == ""
     assert locks.redis.ttl(lock_keys(locks.prefix, "lottery").runs) <= 3600
@@ -145,7 +141,7 @@ def test_a_call_that_waits_longer_than_records_last_goes_on_waiting(locks: Locks
     assert 3500 < locks.redis.ttl(lock_keys(locks.prefix, "lottery").runs) <= 3600
 
 
-def test_what_is_not_ours_in_the_index_spoils_no_run(locks: Locks) -> None:
+def test_what_is_not_ours_in_the_index_spoils_no_run(locks):
     locks.configure(RECORDS=1)
     index = ran_index_key(locks.prefix)
     locks.redis.zadd(index, {b"\xff": 0, f"{locks.prefix}:fence": 1, "other:{x}:lock": 2})
@@ -160,14 +156,14 @@ def test_what_is_not_ours_in_the_index_spoils_no_run(locks: Locks) -> None:
     + [{"RECORDS_FOR": value} for value in (0, 59, None, "30d", True)],
     ids=str,
 )
-def test_what_cannot_be_kept_is_refused(setting: dict[str, Any], locks: Locks) -> None:
+def test_what_cannot_be_kept_is_refused(setting, locks):
     locks.configure(**setting)
     (name,) = setting
     with pytest.raises(ImproperlyConfigured, match=rf"REDISLOCK\['default'\]\['{name}'\] must be"):
         backends["default"]
 
 
-def test_the_timeline_is_as_long_as_the_settings_say(locks: Locks) -> None:
+def test_the_timeline_is_as_long_as_the_settings_say(locks):
     locks.configure(TIMELINE=12)
     for _ in range(15):
         with distributed_lock("lottery") as lease:
@@ -182,7 +178,7 @@ def test_the_timeline_is_as_long_as_the_settings_say(locks: Locks) -> None:
 
 
 @pytest.mark.waits
-def test_a_lease_knows_for_how_long_it_was_queued(locks: Locks, spawn: Spawn) -> None:
+def test_a_lease_knows_for_how_long_it_was_queued(locks, spawn):
     with distributed_lock("lottery"):
         child = spawn(take_and_hold, "lottery")
         wait_until(lambda: len(held.detail("lottery").waiters) == 1)
@@ -203,13 +199,13 @@ def test_a_lease_knows_for_how_long_it_was_queued(locks: Locks, spawn: Spawn) ->
     assert re.search(rf"(?m)^  .* ago +{waited} .*{lock.id}", shown)
 
 
-def locks_show(*how: str) -> str:
+def locks_show(*how):
     out = io.StringIO()
     call_command("locks", "show", "lottery", *how, stdout=out)
     return out.getvalue()
 
 
-def take_and_hold(name: str) -> None:
+def take_and_hold(name):
     with distributed_lock(name, wait=60) as lease:
         lease.renew()
         say("held")

@@ -6,7 +6,7 @@ import io
 import logging
 import re
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core import checks
@@ -24,9 +24,7 @@ from tests import ROOT
 from tests.support import site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks, MakeProxy, MakeServer
+    pass
 
 SECRET = "s3cr3t-pa55"
 LIST = "/admin/django_redislock/heldlock/"
@@ -35,20 +33,20 @@ LIST = "/admin/django_redislock/heldlock/"
 class Ears:
     """Everything that was said anywhere."""
 
-    def __init__(self) -> None:
-        self.heard: list[str] = []
+    def __init__(self):
+        self.heard = []
 
-    def hear(self, *things: object) -> None:
+    def hear(self, *things):
         self.heard += [str(thing) for thing in things] + [repr(thing) for thing in things]
 
-    def attempt(self, act: Callable[[], object]) -> None:
+    def attempt(self, act):
         """Do it; hear what it returns, or the whole traceback of what it raises."""
         try:
             self.hear(act())
         except Exception as error:
             self.hear(error, error.args, "".join(traceback.format_exception(error)))
 
-    def command(self, *args: str) -> None:
+    def command(self, *args):
         """Run ``manage.py locks``."""
         out = io.StringIO()
         try:
@@ -59,12 +57,12 @@ class Ears:
 
 
 @pytest.fixture
-def ears(caplog: pytest.LogCaptureFixture) -> Ears:
+def ears(caplog):
     caplog.set_level(logging.DEBUG)
     return Ears()
 
 
-def listen_everywhere(ears: Ears, client: Client) -> None:
+def listen_everywhere(ears, client):
     """Use every way that shows something of locks or of their server."""
     lock = distributed_lock("lottery", ttl=30, wait=0)
     ears.attempt(lambda: conf("default"))
@@ -109,7 +107,7 @@ def listen_everywhere(ears: Ears, client: Client) -> None:
 
 
 @pytest.fixture
-def operator(db: None) -> Client:
+def operator(db):
     client = Client()
     client.force_login(site.add_user("operator"))
     return client
@@ -119,18 +117,11 @@ def operator(db: None) -> Client:
 @pytest.mark.parametrize("answer", ["right", "wrong", "refused", "silent", "cut"])
 @pytest.mark.parametrize("place", ["url", "options"])
 def test_a_password_never_appears(
-    locks: Locks,
-    make_server: MakeServer,
-    make_proxy: MakeProxy,
-    ears: Ears,
-    operator: Client,
-    caplog: pytest.LogCaptureFixture,
-    place: str,
-    answer: str,
-) -> None:
+    locks, make_server, make_proxy, ears, operator, caplog, place, answer
+):
     server = make_server(requirepass="other" if answer == "wrong" else SECRET)
     proxy = make_proxy(server)
-    options: dict[str, Any] = {"socket_timeout": 0.2} if answer == "silent" else {}
+    options = {"socket_timeout": 0.2} if answer == "silent" else {}
     if place == "url":
         locks.configure(LOCATION=f"redis://:{SECRET}@127.0.0.1:{proxy.port}/0", OPTIONS=options)
     else:
@@ -162,18 +153,14 @@ def test_a_password_never_appears(
         {"PASSWORD": SECRET},
     ],
 )
-def test_a_malformed_setting_is_reported_without_its_secrets(
-    settings: Any, ears: Ears, operator: Client, setting: dict[str, Any]
-) -> None:
+def test_a_malformed_setting_is_reported_without_its_secrets(settings, ears, operator, setting):
     settings.REDISLOCK = {"default": setting}
     listen_everywhere(ears, operator)
     assert not [one for one in ears.heard if SECRET in one]
 
 
 @pytest.mark.proves("P10")
-def test_a_token_never_appears(
-    locks: Locks, ears: Ears, operator: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_token_never_appears(locks, ears, operator, caplog):
     other = distributed_lock("lottery:2")
     with pytest.raises(LockError), other:  # noqa: PT012 - at its end: it is lost
         tokens = {locks.redis.get(lock_keys(locks.prefix, "lottery:2").lock)[:32].decode()}
@@ -187,7 +174,7 @@ def test_a_token_never_appears(
     assert not [one for one in ears.heard if any(token in one for token in tokens)]
 
 
-def test_waiters_are_shown_without_their_tokens(locks: Locks, spawn: Any) -> None:
+def test_waiters_are_shown_without_their_tokens(locks, spawn):
     from tests.operations.test_admin import wait_for, waiters
     from tests.support.waiting import wait_until
 
@@ -198,9 +185,7 @@ def test_waiters_are_shown_without_their_tokens(locks: Locks, spawn: Any) -> Non
         assert token.decode() not in repr(held.detail("lottery"))
 
 
-def test_names_that_forge_log_lines_are_refused_or_escaped(
-    locks: Locks, ears: Ears, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_names_that_forge_log_lines_are_refused_or_escaped(locks, ears, caplog):
     with pytest.raises(LockError):
         distributed_lock("lottery\nWARNING root: all is well")
     with distributed_lock("lottery") as lease:
@@ -212,7 +197,7 @@ def test_names_that_forge_log_lines_are_refused_or_escaped(
 
 
 @pytest.mark.proves("P10")
-def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html() -> None:
+def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html():
     for file in (ROOT / "django_redislock").rglob("*.py"):
         source = file.read_text()
         assert not re.search(r"^\s*(import|from) (pickle|marshal|shelve)\b", source, re.MULTILINE)
@@ -225,7 +210,7 @@ def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html() -> None:
 
 
 @pytest.mark.proves("R12")
-def test_scripts_take_what_comes_from_outside_as_arguments_only() -> None:
+def test_scripts_take_what_comes_from_outside_as_arguments_only():
     """No script is put together from names or values; each is the same for every call."""
     for file in (ROOT / "django_redislock/lua").glob("*.lua"):
         assert "loadstring" not in file.read_text()
@@ -234,18 +219,18 @@ def test_scripts_take_what_comes_from_outside_as_arguments_only() -> None:
     assert "% (" not in source
 
 
-def test_certificates_are_never_left_unchecked() -> None:
+def test_certificates_are_never_left_unchecked():
     for file in (ROOT / "django_redislock").rglob("*.py"):
         assert not re.search(r"ssl_cert_reqs|CERT_NONE|check_hostname", file.read_text())
 
 
-def test_the_admin_offers_two_acts_and_each_needs_its_own_permission() -> None:
+def test_the_admin_offers_two_acts_and_each_needs_its_own_permission():
     assert HeldLockAdmin.actions == ("force_release", "hold")
     assert HeldLockAdmin.force_release.allowed_permissions == ["force_release"]
     assert HeldLockAdmin.hold.allowed_permissions == ["hold"]
 
 
-def test_each_point_of_the_security_list_is_answered_in_the_docs() -> None:
+def test_each_point_of_the_security_list_is_answered_in_the_docs():
     page = (ROOT / "docs/security.md").read_text()
     answered = re.findall(r"^\| (S\d+) \|", page, re.MULTILINE)
     assert answered == [f"S{number}" for number in range(1, 23)]

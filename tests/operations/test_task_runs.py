@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,12 +22,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django_redislock import Lease
-    from tests.conftest import Locks, Proxy, Spawn
     from tests.support.backends import Place, ServerPlace
-    from tests.support.quorums import MakeQuorum
 
 pytestmark = needs_scripts
 
@@ -36,7 +31,7 @@ NAME = "lottery"
 
 
 @contextmanager
-def running(id: str, ttl: float = 10, wait: float = 0) -> Iterator[Lease]:  # noqa: A002
+def running(id, ttl=10, wait=0):  # noqa: A002
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task="lottery.tasks.draw", task_id=id)),
@@ -45,21 +40,21 @@ def running(id: str, ttl: float = 10, wait: float = 0) -> Iterator[Lease]:  # no
         yield lease
 
 
-def run_until_told(id: str, ttl: float) -> None:  # noqa: A002
+def run_until_told(id, ttl):  # noqa: A002
     """In a child."""
     with running(id, ttl=ttl):
         say("running")
         hear()
 
 
-def record() -> held.Record:
+def record():
     """The record, which must be there."""
     found = held.record(NAME)
     assert found is not None
     return found
 
 
-def ids(*runs: held.Run | None) -> list[str]:
+def ids(*runs):
     return [run.owner.task_id for run in runs if run]
 
 
@@ -77,14 +72,14 @@ def test_a_run_is_under_way_until_it_ends(place: Place) -> None:
     assert ids(record().last_success) == ["first"]
 
 
-def test_a_run_that_fails_has_ended(place: Place) -> None:
+def test_a_run_that_fails_has_ended(place):
     with pytest.raises(ZeroDivisionError), running("first"):
         raise ZeroDivisionError
     assert (record().under_way, record().last_unended) == ((), None)
     assert ids(record().last_failure) == ["first"]
 
 
-def test_a_run_whose_lease_is_over_without_an_end_never_ended(place: Place) -> None:
+def test_a_run_whose_lease_is_over_without_an_end_never_ended(place):
     with pytest.raises(LockLost), running("first"):  # noqa: PT012 - at its end: it is lost
         place.lapse(NAME)
         assert record().under_way == ()
@@ -96,16 +91,14 @@ def test_a_run_whose_lease_is_over_without_an_end_never_ended(place: Place) -> N
     assert ids(record().last_success, record().last_unended) == ["second", "first"]
 
 
-def test_a_run_that_an_operator_ended_never_ended(place: Place) -> None:
+def test_a_run_that_an_operator_ended_never_ended(place):
     with pytest.raises(LockLost), running("first") as lease:
         held.force_release(NAME, lease.id)
     assert ids(record().last_unended) == ["first"]
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(
-    place: Place, renewed: bool
-) -> None:
+def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(place, renewed):
     backend = backends["default"]
     with suppress(LockLost), running("first") as lease:
         if renewed:
@@ -119,7 +112,7 @@ def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(
 def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
     told = threading.Event()
 
-    def wait() -> None:
+    def wait():
         with running("second", wait=HUNG):
             told.wait(HUNG)
 
@@ -135,16 +128,16 @@ def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
     assert (record().under_way, record().last_unended) == ((), None)
 
 
-def test_a_lock_of_no_task_has_no_runs_under_way(place: Place) -> None:
+def test_a_lock_of_no_task_has_no_runs_under_way(place):
     with Lock(NAME, Options()):
         assert held.record(NAME) is None
     assert held.records() == []
 
 
-def test_looking_while_runs_begin_and_end_sees_none_that_never_ended(place: Place) -> None:
+def test_looking_while_runs_begin_and_end_sees_none_that_never_ended(place):
     over = threading.Event()
 
-    def draw() -> None:
+    def draw():
         number = 0
         while not over.is_set():
             number += 1
@@ -163,17 +156,15 @@ def test_looking_while_runs_begin_and_end_sees_none_that_never_ended(place: Plac
 
 
 @pytest.mark.no_permit("on a quorum a permit is taken by the script of a lock")
-def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(
-    make_quorum: MakeQuorum, key_prefix: str
-) -> None:
+def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(make_quorum, key_prefix):
     quorum = make_quorum()
     quorum.configure(socket_timeout=HUNG)
     with running("first"):
         pass
     runs = lock_keys(key_prefix, NAME).runs
 
-    def noted(server: int) -> int:
-        success: Any = quorum.servers[server].client().hget(runs, "success")
+    def noted(server):
+        success = quorum.servers[server].client().hget(runs, "success")
         return int((success or b"0").split(b"|")[0])
 
     wait_until(lambda: all(map(noted, range(3))))
@@ -181,7 +172,7 @@ def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(
     late = [proxy for number, proxy in enumerate(quorum.proxies) if number != early]
     acquires = [proxy.rule_for_script(scripts.ACQUIRE.sha, "hold") for proxy in late]
 
-    def draw() -> None:
+    def draw():
         with running("second"):
             pass
 
@@ -197,9 +188,7 @@ def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(
     wait_until(lambda: ids(record().last_success) == ["second"])
 
 
-def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it(locks, spawn):
     child = spawn(run_until_told, "first", 6)
     child.read()
     child.kill()
@@ -210,7 +199,7 @@ def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it
     assert (unended.owner.pid, unended.lasted, unended.why) == (child.pid, None, "")
 
 
-def test_a_run_whose_grant_was_told_twice_began_once(locks: Locks, proxy: Proxy) -> None:
+def test_a_run_whose_grant_was_told_twice_began_once(locks, proxy):
     locks.on(proxy, TTL=10)
     lost = proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
     with running("first"):
@@ -219,7 +208,7 @@ def test_a_run_whose_grant_was_told_twice_began_once(locks: Locks, proxy: Proxy)
     assert (record().under_way, record().last_unended) == ((), None)
 
 
-def test_a_run_that_was_given_up_before_it_began_never_was(locks: Locks, proxy: Proxy) -> None:
+def test_a_run_that_was_given_up_before_it_began_never_was(locks, proxy):
     locks.on(proxy, TTL=10, OPTIONS={"socket_timeout": 2.0})
     proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after", times=2)
     with pytest.raises(LockUnavailable), running("first"):
@@ -268,15 +257,15 @@ def test_a_call_that_came_again_and_ended_has_not_never_ended(place: Place) -> N
 
 @everywhere
 def test_a_job_has_its_own_skips_although_another_shares_its_lock(place: Place) -> None:
-    def run(job: str) -> None:
+    def run(job):
         with busy_with(Activity(task=job)), Lock(NAME, Options(ttl=10), RunMarker("", 60)):
             pass
 
-    def skip(job: str) -> None:
+    def skip(job):
         with busy_with(Activity(task=job)):
             task_runs.note_skip(NAME, "busy", using="default")
 
-    def skips(job: str) -> tuple[int, int] | None:
+    def skips(job):
         found = held.job(job)
         return found and (found.skips, len(found.skipped_at))
 
@@ -289,7 +278,7 @@ def test_a_job_has_its_own_skips_although_another_shares_its_lock(place: Place) 
     assert record().skips == 0  # Of the lock.
 
 
-def known(name: str) -> held.Record:
+def known(name):
     found = held.record(name)
     assert found is not None
     return found

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.http import HttpRequest, HttpResponse
@@ -24,8 +24,6 @@ from tests.support.matrix import needs_scripts
 from tests.support.others import held_by, held_by_other
 
 if TYPE_CHECKING:
-    from pytest_django import Settings
-
     from tests.support.backends import Place
 
 pytestmark = needs_scripts
@@ -35,7 +33,7 @@ LATER = "Somebody else is at this. Try again in 12 s; it may take longer."
 lock = distributed_lock("v:{pk}", wait=0)
 
 
-def held_names() -> HttpResponse:
+def held_names():
     """The locks that are held while a view runs."""
     return HttpResponse(",".join(one.name for one in held.list()))
 
@@ -61,7 +59,7 @@ class AOfMethod(View):
 class OfClass(View):
     """The lock is over the whole view."""
 
-    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def get(self, request, pk):
         return held_names()
 
 
@@ -69,7 +67,7 @@ class OfClass(View):
 class AOfClass(View):
     """The same, asynchronous."""
 
-    async def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+    async def get(self, request, pk):
         await asyncio.sleep(0)
         return held_names()
 
@@ -78,7 +76,7 @@ class AOfClass(View):
 class Parent(View):
     """The name takes something of the request; the method takes whatever comes."""
 
-    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def get(self, request, *args, **kwargs):
         return held_names()
 
 
@@ -89,14 +87,14 @@ class Child(Parent):
 class Plain(View):
     """The lock is over what as_view() returns, see below."""
 
-    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def get(self, request, pk):
         return held_names()
 
 
 class APlain(View):
     """The same, asynchronous."""
 
-    async def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+    async def get(self, request, pk):
         await asyncio.sleep(0)
         return held_names()
 
@@ -107,7 +105,7 @@ class Rest(APIView):
 
     authentication_classes = ()
 
-    def post(self, request: Any, pk: int) -> Response:
+    def post(self, request, pk):
         return Response(held_names().content.decode())
 
 
@@ -115,7 +113,7 @@ class Rest(APIView):
 class OfSelf(View):
     """method_decorator gives a decorator no self, so no name can be made of it."""
 
-    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def get(self, request, pk):
         return held_names()
 
 
@@ -132,7 +130,7 @@ async def aof_function(request: HttpRequest, pk: int) -> HttpResponse:
     return held_names()
 
 
-def losing(request: HttpRequest, pk: int) -> HttpResponse:
+def losing(request, pk):
     """A view that loses its lease."""
     raise LockLost("v")
 
@@ -143,7 +141,7 @@ class Locked(LockErrorsMiddleware):
     busy_status = 423
 
 
-async def in_a_group(request: HttpRequest, pk: int) -> HttpResponse:
+async def in_a_group(request, pk):
     """A view that locks in a task of its own, whose exception comes in a group."""
     async with asyncio.TaskGroup() as group:
         group.create_task(aof_function(request, pk))
@@ -183,7 +181,7 @@ each_view = pytest.mark.parametrize("view", VIEWS)
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Settings) -> None:
+def site(settings):
     """These views, with the middleware."""
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = [MIDDLEWARE]
@@ -215,31 +213,31 @@ def test_a_view_that_finds_it_busy_does_not_run(redislock: LockTestKit, view: st
 
 
 @pytest.mark.parametrize("view", ["of-class", "a-of-class"])
-def test_what_dispatch_answers_by_itself_is_as_before(redislock: LockTestKit, view: str) -> None:
+def test_what_dispatch_answers_by_itself_is_as_before(redislock, view):
     assert Client().put(f"/{view}/7").status_code == 405
     assert Client().options(f"/{view}/7").headers["Allow"]
 
 
-def test_a_view_may_be_decorated_twice_and_inherited(redislock: LockTestKit) -> None:
+def test_a_view_may_be_decorated_twice_and_inherited(redislock):
     assert Client().get("/twice/7").content in {b"v:7,w:7", b"w:7,v:7"}
     assert Client().get("/child/7").content == b"v:GET:7"
 
 
-def test_what_a_view_is_not_given_cannot_name_the_lock(redislock: LockTestKit) -> None:
+def test_what_a_view_is_not_given_cannot_name_the_lock(redislock):
     with pytest.raises(InvalidLockName, match=r"'self', which OfSelf.get.* request, pk"):
         Client().get("/of-self/7")
 
 
-def test_a_method_that_takes_something_else_is_refused_at_the_call(redislock: LockTestKit) -> None:
+def test_a_method_that_takes_something_else_is_refused_at_the_call(redislock):
     with pytest.raises(TypeError, match="pk"):
-        OfMethod().get(HttpRequest())  # type: ignore[call-arg]
+        OfMethod().get(HttpRequest())
 
 
 # --- busy -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def no_time_passes(redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_time_passes(redislock, monkeypatch):
     """What is left of a lease is its ttl."""
     now = clock.now()
     monkeypatch.setattr(clock, "now", lambda: now)
@@ -257,13 +255,13 @@ async def test_busy_is_409_with_the_time_to_try_again(redislock: LockTestKit, vi
 
 
 @pytest.mark.usefixtures("no_time_passes")
-async def test_so_it_is_in_a_task_group(redislock: LockTestKit) -> None:
+async def test_so_it_is_in_a_task_group(redislock):
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = await AsyncClient().get("/in-a-group/7")
     assert (response.status_code, response["Retry-After"]) == (409, "12")
 
 
-def test_a_group_of_several_exceptions_is_not_answered() -> None:
+def test_a_group_of_several_exceptions_is_not_answered():
     """One of them may be a bug."""
     middleware = LockErrorsMiddleware(lambda request: HttpResponse())
     group = ExceptionGroup("several", [LockTimeout("v:7"), ZeroDivisionError()])
@@ -271,16 +269,14 @@ def test_a_group_of_several_exceptions_is_not_answered() -> None:
 
 
 @pytest.mark.usefixtures("no_time_passes")
-def test_the_time_is_at_least_a_second_and_rounded_up(redislock: LockTestKit) -> None:
+def test_the_time_is_at_least_a_second_and_rounded_up(redislock):
     for ttl, seconds in ((0.9, "1"), (3.1, "4")):
         with redislock.simulate_held_by_other("v:7", ttl=ttl):
             assert Client().get("/of-function/7")["Retry-After"] == seconds
 
 
 @pytest.mark.usefixtures("no_time_passes")
-def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(
-    redislock: LockTestKit, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(redislock, settings, monkeypatch):
     """It may be released at any time. What cools down is not."""
     with redislock.simulate_held_by_other("v:7", ttl=3600):
         assert Client().get("/of-function/7")["Retry-After"] == "30"
@@ -299,7 +295,7 @@ def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(
 
 
 @pytest.mark.no_permit("the bystander is one of the default alias")
-def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings: Settings) -> None:
+def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings):
     settings.REDISLOCK = {
         "default": {"LONGEST_RETRY_AFTER": 5},
         "slow": {"LONGEST_RETRY_AFTER": math.inf},
@@ -322,9 +318,7 @@ def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings: Settin
     assert by_hand.status_code == 409
 
 
-def test_without_a_bound_a_lock_that_never_ends_is_answered_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_bound_a_lock_that_never_ends_is_answered_too(monkeypatch):
     monkeypatch.setattr(Locked, "longest_retry_after", math.inf)
     middleware = Locked(lambda request: HttpResponse())
     for left, seconds in ((3600, "3600"), (math.inf, "30"), (None, "1")):
@@ -335,9 +329,7 @@ def test_without_a_bound_a_lock_that_never_ends_is_answered_too(
 
 
 @pytest.mark.parametrize("bound", [5, timedelta(seconds=5)], ids=str)
-def test_the_bound_of_a_subclass_may_be_a_timedelta(
-    bound: float | timedelta, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_of_a_subclass_may_be_a_timedelta(bound, monkeypatch):
     monkeypatch.setattr(Locked, "longest_retry_after", bound)
     middleware = Locked(lambda request: HttpResponse())
     error = LockTimeout("v:7", expires_in=3600)
@@ -347,9 +339,7 @@ def test_the_bound_of_a_subclass_may_be_a_timedelta(
 
 
 @pytest.mark.parametrize("bound", ["5", 0, True, math.nan], ids=repr)
-def test_a_wrong_bound_of_a_subclass_is_refused_when_a_server_starts(
-    bound: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_bound_of_a_subclass_is_refused_when_a_server_starts(bound, monkeypatch):
     monkeypatch.setattr(Locked, "longest_retry_after", bound)
     with pytest.raises(ValueError, match=r"^longest_retry_after must be "):
         Locked(lambda request: HttpResponse())
@@ -357,9 +347,7 @@ def test_a_wrong_bound_of_a_subclass_is_refused_when_a_server_starts(
 
 @pytest.mark.usefixtures("no_time_passes")
 @pytest.mark.parametrize("status", [423, 503])
-def test_another_status_is_a_subclass_of_the_middleware(
-    redislock: LockTestKit, settings: Settings, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_status_is_a_subclass_of_the_middleware(redislock, settings, status, monkeypatch):
     monkeypatch.setattr(Locked, "busy_status", status)
     settings.MIDDLEWARE = [f"{__name__}.Locked"]
     with redislock.simulate_held_by_other("v:7", ttl=12):
@@ -368,14 +356,14 @@ def test_another_status_is_a_subclass_of_the_middleware(
     assert response["Retry-After"] == "12"
 
 
-def test_a_single_view_may_have_its_own(redislock: LockTestKit, settings: Settings) -> None:
+def test_a_single_view_may_have_its_own(redislock, settings):
     settings.MIDDLEWARE = []
     with redislock.simulate_held_by_other("v:7"):
         assert Client().get("/one/7").status_code == 423
 
 
 @pytest.mark.usefixtures("no_time_passes")
-def test_who_asks_for_json_gets_it(redislock: LockTestKit) -> None:
+def test_who_asks_for_json_gets_it(redislock):
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = Client().get("/of-function/7", headers={"Accept": "application/json"})
         assert response.json() == {"detail": LATER}
@@ -383,9 +371,7 @@ def test_who_asks_for_json_gets_it(redislock: LockTestKit) -> None:
         assert page["Content-Type"].startswith("text/plain")
 
 
-def test_neither_the_lock_nor_its_holder_is_told_but_both_are_in_the_log(
-    redislock: LockTestKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_neither_the_lock_nor_its_holder_is_told_but_both_are_in_the_log(redislock, caplog):
     with held_by("v:7", host="secret-host", task="secret.task"):
         response = Client().get("/of-function/7")
     for secret in (b"secret", b"v:7", b"4711"):
@@ -394,7 +380,7 @@ def test_neither_the_lock_nor_its_holder_is_told_but_both_are_in_the_log(
     assert "'v:7'" in told.getMessage()
     assert "secret-host:4711" in told.getMessage()
     # So Python shows it by itself: Django gives our loggers no handler, unless LOGGING does.
-    assert told.levelno == logging.WARNING == logging.lastResort.level  # type: ignore[union-attr]
+    assert told.levelno == logging.WARNING == logging.lastResort.level
 
 
 # --- unavailable, lost ----------------------------------------------------------------------------
@@ -411,7 +397,7 @@ def test_unavailable_is_503(
     assert "'v:7' is unavailable" in caplog.text
 
 
-def test_a_loss_stays_an_error_as_the_work_may_be_done() -> None:
+def test_a_loss_stays_an_error_as_the_work_may_be_done():
     with pytest.raises(LockLost):
         Client().get("/losing/7")
 
@@ -419,12 +405,12 @@ def test_a_loss_stays_an_error_as_the_work_may_be_done() -> None:
 # --- Django REST framework ------------------------------------------------------------------------
 
 
-def test_an_api_view_runs_under_its_lock(place: Place) -> None:
+def test_an_api_view_runs_under_its_lock(place):
     assert Client().post("/rest/7").json() == "v:7"
 
 
 @pytest.mark.usefixtures("no_time_passes")
-def test_busy_and_unavailable_are_the_same_in_an_api_view(redislock: LockTestKit) -> None:
+def test_busy_and_unavailable_are_the_same_in_an_api_view(redislock):
     headers = {"Accept": "application/json"}
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = Client().post("/rest/7", headers=headers)
@@ -434,9 +420,7 @@ def test_busy_and_unavailable_are_the_same_in_an_api_view(redislock: LockTestKit
         assert Client().post("/rest/7", headers=headers).status_code == 503
 
 
-def test_without_the_middleware_all_goes_through(
-    redislock: LockTestKit, settings: Settings
-) -> None:
+def test_without_the_middleware_all_goes_through(redislock, settings):
     settings.MIDDLEWARE = []
     client = Client(raise_request_exception=False)
     with held_by_other("v:7"):

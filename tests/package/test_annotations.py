@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import celery
 import pytest
@@ -19,9 +19,7 @@ from django_redislock.celery.checks import check_tasks
 from tests.support.celery_app import EAGER, celery_app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django_redislock.testing import LockTestKit
+    pass
 
 IS_PLAIN = sys.version_info >= (3, 14) and celery.VERSION >= (5, 6, 3)
 ORDER = "Order" if IS_PLAIN else '"Order"'
@@ -49,15 +47,15 @@ def name():
 
 
 @pytest.fixture(autouse=True)
-def app() -> Iterator[None]:
+def app():
     """An application in eager mode. The tasks of a test end with it."""
     with celery_app(**EAGER):
         yield
 
 
-def written(code: str) -> dict[str, Any]:
+def written(code):
     """A module of a user with this code, in which ORDER stands for the class."""
-    module: dict[str, Any] = {"__name__": "shop.orders"}
+    module = {"__name__": "shop.orders"}
     text = BEGINNING + dedent(code).replace("ORDER", ORDER)
     exec(compile(text, "shop/orders.py", "exec", dont_inherit=True), module)
     return module
@@ -157,9 +155,7 @@ def written(code: str) -> dict[str, Any]:
         *("limits of a task", "class", "static"),
     ],
 )
-def test_a_name_that_only_type_checkers_know_may_be_in_an_annotation(
-    redislock: LockTestKit, code: str
-) -> None:
+def test_a_name_that_only_type_checkers_know_may_be_in_an_annotation(redislock, code):
     module = written(code)
     module["REQUEST"] = RequestFactory().get("/")
     pay = module["pay"]
@@ -168,7 +164,7 @@ def test_a_name_that_only_type_checkers_know_may_be_in_an_annotation(
         assert pay.delay(7).get() == pay.delay(order=7).get() == "order:7"
 
 
-def test_a_call_of_such_a_task_carries_a_baton(redislock: LockTestKit) -> None:
+def test_a_call_of_such_a_task_carries_a_baton(redislock):
     module = written(
         """
         @single_instance_task(key="order:{order}")
@@ -190,7 +186,7 @@ def test_a_call_of_such_a_task_carries_a_baton(redislock: LockTestKit) -> None:
         pass
 
 
-def test_the_system_check_names_the_arguments_of_such_a_task(redislock: LockTestKit) -> None:
+def test_the_system_check_names_the_arguments_of_such_a_task(redislock):
     written(
         """
         @single_instance_task(name="shop.orders.pay")

@@ -7,16 +7,12 @@ import os
 import re
 from configparser import ConfigParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
 
 from tests import ROOT
 from tests.support.processes import python
-
-if TYPE_CHECKING:
-    from tests.support.servers import Server
 
 PACKAGE = ROOT / "django_redislock"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -30,15 +26,15 @@ of_each_document = pytest.mark.parametrize(
 )
 
 
-def without_code(text: str) -> str:
+def without_code(text):
     return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def code_of(text: str, language: str) -> list[str]:
+def code_of(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def anchors_of(text: str) -> set[str]:
+def anchors_of(text):
     """The anchors that GitHub makes of the headings."""
     headings = re.findall(r"^#+ +(.+)$", without_code(text), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
@@ -57,21 +53,21 @@ def test_links_within_the_project_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors_of(target.read_text()), f"{link}: no such heading"
 
 
-def prose_of(text: str) -> str:
+def prose_of(text):
     """Without code and without what a program has measured; a span of code is one word."""
     text = re.sub(r"<!-- measured: .*?^<!-- .*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"`[^`]+`", "code", without_code(text))
     return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
-def long_cells(text: str) -> list[str]:
+def long_cells(text):
     """The cells of tables with more than 25 words."""
     rows = re.findall(r"^\|(.+)\|\s*$", prose_of(text), flags=re.MULTILINE)
     cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
     return [cell for cell in cells if len(cell.split()) > 25]
 
 
-def long_sentences(text: str) -> list[str]:
+def long_sentences(text):
     """Those outside of tables with more than 30 words. A colon or a semicolon ends one too."""
     lines = ["" if line.startswith("|") else line for line in prose_of(text).splitlines()]
     items = re.split(r"\n\s*\n|\n(?=#)|\n\s*(?:[-*>]|\d+\.) ", "\n".join(lines))
@@ -87,7 +83,7 @@ def test_no_cell_of_a_table_and_no_sentence_is_long(document: Path) -> None:
     assert long_sentences(text) == []
 
 
-def test_long_cells_and_sentences_are_found() -> None:
+def test_long_cells_and_sentences_are_found():
     cell, sentence = "word " * 26, "word " * 31
     code = f"- `{sentence}`\n\n```\n{sentence}\n```\n"
     text = f"| a | {cell}|\n\nShort. {sentence}\n\n{code}"
@@ -108,7 +104,7 @@ def test_make_targets_in_documents_exist(document: Path) -> None:
     assert set(named) <= targets
 
 
-def lines_of_definitions(path: Path) -> dict[str, list[str]]:
+def lines_of_definitions(path):
     """The lines of each class and function in a file, methods as "Lock.release"; "" is all."""
     lines = path.read_text().splitlines()
     found = {"": lines}
@@ -118,7 +114,7 @@ def lines_of_definitions(path: Path) -> dict[str, list[str]]:
                 found[name[1]] = lines[start : lines.index("end", start) + 1]
         return found
 
-    def look(parent: ast.AST, prefix: str) -> None:
+    def look(parent, prefix):
         for node in ast.iter_child_nodes(parent):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 start = min(one.lineno for one in (node, *node.decorator_list))
@@ -129,7 +125,7 @@ def lines_of_definitions(path: Path) -> dict[str, list[str]]:
     return found
 
 
-def named_in_architecture(pattern: str) -> list[tuple[str, ...]]:
+def named_in_architecture(pattern):
     """What stands there between backquotes and matches, as the groups of *pattern*."""
     text = " ".join(without_code(ARCHITECTURE.read_text()).split())
     spans = re.findall(r"`([^`]+)`", text)
@@ -139,7 +135,7 @@ def named_in_architecture(pattern: str) -> list[tuple[str, ...]]:
 CODE = r"((?!tests/)[\w/]+\.(?:py|lua))(?:: ([\w.]+))?"
 
 
-def test_every_file_and_function_in_the_architecture_exists() -> None:
+def test_every_file_and_function_in_the_architecture_exists():
     named = named_in_architecture(CODE)
     assert len(named) > 100
     missing = []
@@ -150,7 +146,7 @@ def test_every_file_and_function_in_the_architecture_exists() -> None:
     assert missing == []
 
 
-def test_each_idea_of_the_ten_second_questions_has_one_place() -> None:
+def test_each_idea_of_the_ten_second_questions_has_one_place():
     table = ARCHITECTURE.read_text().partition("## Ten-second questions")[2].partition("\n## ")[0]
     _, *places = re.findall(r"^\| [^|]+ \| ([^|]+) \|", table, flags=re.MULTILINE)
     assert len(places) > 20
@@ -158,7 +154,7 @@ def test_each_idea_of_the_ten_second_questions_has_one_place() -> None:
     assert len(set(places)) == len(places)
 
 
-def test_every_method_that_the_architecture_names_without_its_file_exists() -> None:
+def test_every_method_that_the_architecture_names_without_its_file_exists():
     files = [*PACKAGE.rglob("*.py")]
     defined = {name for path in files for name in lines_of_definitions(path)}
     methods = {name for (name,) in named_in_architecture(r"([A-Z]\w+\.\w+)\(\)")}
@@ -166,14 +162,14 @@ def test_every_method_that_the_architecture_names_without_its_file_exists() -> N
     assert methods - defined == set()
 
 
-def test_every_test_in_the_architecture_exists() -> None:
+def test_every_test_in_the_architecture_exists():
     named = named_in_architecture(r"(tests/[\w/]+\.py)::([\w:]+)")
     assert len(named) > 10
     for file, test in named:
         assert test.replace("::", ".") in lines_of_definitions(ROOT / file), f"{file}::{test}"
 
 
-def test_the_picture_of_the_rooms_is_that_of_the_layers() -> None:
+def test_the_picture_of_the_rooms_is_that_of_the_layers():
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
     layers = config["importlinter:contract:package"]["layers"].strip().splitlines()
@@ -183,7 +179,7 @@ def test_the_picture_of_the_rooms_is_that_of_the_layers() -> None:
     assert shown[: len(layers)] == [sorted(re.findall(r"\w+", layer)) for layer in layers]
 
 
-def test_the_budget_counts_what_it_says() -> None:
+def test_the_budget_counts_what_it_says():
     table = ARCHITECTURE.read_text().partition("## A budget\n")[2]
     written = {
         name.lower(): int(lines)  # As ConfigParser has names.
@@ -206,7 +202,7 @@ def test_the_budget_counts_what_it_says() -> None:
     assert off == {}, "these have so many lines now"
 
 
-def test_the_glossary_has_few_words_each_once_and_each_in_use() -> None:
+def test_the_glossary_has_few_words_each_once_and_each_in_use():
     """What one file alone says is explained there."""
     _, *words = re.findall(r"^\| ([a-z ]+) \|", GLOSSARY.read_text(), flags=re.MULTILINE)
     assert 40 < len(words) <= 80
@@ -218,7 +214,7 @@ def test_the_glossary_has_few_words_each_once_and_each_in_use() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Path) -> None:
+def test_the_example_of_the_readme_works_as_pasted(server, tmp_path):
     python("-m", "django", "startproject", "shop", str(tmp_path))
     example = code_of((ROOT / "README.md").read_text(), "python")[0]
     for part in re.split(r"^# (?=\w+\.py$)", example, flags=re.MULTILINE):

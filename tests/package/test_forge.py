@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,12 +12,12 @@ from tests import ROOT
 FORMS = sorted(ROOT.glob(".github/ISSUE_TEMPLATE/[!c]*.yml"))
 
 
-def read(path: Path) -> Any:
+def read(path):
     return yaml.safe_load(path.read_text())
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_a_form_for_issues_is_one_that_github_accepts(path: Path) -> None:
+def test_a_form_for_issues_is_one_that_github_accepts(path):
     form = read(path)
     assert form.keys() <= {"name", "description", "labels", "body"}
     assert form["name"]
@@ -33,7 +31,7 @@ def test_a_form_for_issues_is_one_that_github_accepts(path: Path) -> None:
         assert field.get("validations", {}).keys() <= {"required"}
 
 
-def test_a_bug_comes_with_versions_and_what_the_doctor_says() -> None:
+def test_a_bug_comes_with_versions_and_what_the_doctor_says():
     (bug,) = (read(path) for path in FORMS if path.stem == "bug")
     required = {
         field["id"]: field["attributes"]["label"]
@@ -44,13 +42,13 @@ def test_a_bug_comes_with_versions_and_what_the_doctor_says() -> None:
     assert "manage.py locks doctor --json" in required["doctor"]
 
 
-def test_what_the_forms_name_exists() -> None:
+def test_what_the_forms_name_exists():
     for path in [*FORMS, ROOT / ".github" / "pull_request_template.md"]:
         for name in re.findall(r"[\w./]+\.md\b", path.read_text()):
             assert (ROOT / name).is_file(), f"{path.name}: {name}"
 
 
-def test_the_hooks_of_git_need_no_network() -> None:
+def test_the_hooks_of_git_need_no_network():
     (local,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
     assert local["repo"] == "local"
     for hook in local["hooks"]:
@@ -58,7 +56,7 @@ def test_the_hooks_of_git_need_no_network() -> None:
         assert hook["entry"].startswith(".venv/bin/"), hook["id"]
 
 
-def test_the_hooks_check_what_make_lint_checks() -> None:
+def test_the_hooks_check_what_make_lint_checks():
     entries = [
         hook["entry"] for hook in read(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
     ]

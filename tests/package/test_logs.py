@@ -6,17 +6,11 @@ import ast
 import io
 import logging
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pytest
+from typing import NamedTuple
 
 from django_redislock import logs
 from django_redislock.holder import Activity, busy_with
 from tests import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PACKAGE = ROOT / "django_redislock"
 MONITORING = ROOT / "docs" / "monitoring.md"
@@ -36,21 +30,21 @@ class Event(NamedTuple):
 class Module:
     """What one file logs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.tree = ast.parse(path.read_text())
         made = re.findall(r'logs\.logger\("([\w.]+)"\)', path.read_text())
         # The runs of tasks are runs of jobs too, and log what these do by a logger of their own.
         of_jobs = path.relative_to(PACKAGE).as_posix() == "jobs/run.py"
         self.loggers = ", ".join([*made, "django_redislock.celery"] if of_jobs else made)
 
-    def events(self) -> Iterator[Event]:
+    def events(self):
         for function in ast.walk(self.tree):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 for call in ast.walk(function):
                     if isinstance(call, ast.Call) and (event := self._event(call, function)):
                         yield event
 
-    def _event(self, call: ast.Call, function: ast.AST) -> Event | None:
+    def _event(self, call, function):
         of, _, method = ast.unparse(call.func).rpartition(".")
         if of in LOGGERS and method in LEVELS:
             level, text = ("error" if method == "exception" else method).upper(), call.args[0]
@@ -64,7 +58,7 @@ class Module:
             return None  # Of a function that logs what it is given.
         return Event(self.loggers, level, re.sub(r"%(\.\d)?[srdf]", "…", text.value))
 
-    def _meant(self, value: ast.expr, call: ast.Call, function: ast.AST) -> ast.expr:
+    def _meant(self, value, call, function):
         """What a variable was last set to before the call."""
         if not isinstance(value, ast.Name):
             return value
@@ -78,11 +72,11 @@ class Module:
         return max(before, key=lambda one: one[0])[1] if before else value
 
 
-def logged() -> list[Event]:
+def logged():
     return sorted({event for path in PACKAGE.rglob("*.py") for event in Module(path).events()})
 
 
-def test_the_table_of_events_is_what_the_code_logs() -> None:
+def test_the_table_of_events_is_what_the_code_logs():
     rows = re.findall(
         r"^\| `([\w., ]+)` \| ([A-Z, ]+) \| `(.+?)` \|", MONITORING.read_text(), re.MULTILINE
     )
@@ -97,7 +91,7 @@ def test_the_table_of_events_is_what_the_code_logs() -> None:
     assert set(table) == told, "these are not logged"
 
 
-def test_each_logger_has_the_fields() -> None:
+def test_each_logger_has_the_fields():
     made = {
         path.relative_to(PACKAGE).as_posix(): found
         for path in PACKAGE.rglob("*.py")
@@ -107,7 +101,7 @@ def test_each_logger_has_the_fields() -> None:
     assert made == {"logs.py": ["name"], "management/console.py": ['"django_redislock.jobs"']}
 
 
-def test_every_record_has_every_field(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_record_has_every_field(caplog):
     logger = logs.logger("django_redislock")
     with busy_with(Activity(task="shop.report", task_id="4711")):
         logger.warning("Something about %r", "lottery", extra=logs.of(lock="lottery", waited=0.5))
@@ -121,7 +115,7 @@ def test_every_record_has_every_field(caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
-def test_a_formatter_may_name_the_fields() -> None:
+def test_a_formatter_may_name_the_fields():
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter(" ".join(f"%({one})s" for one in logs.FIELDS)))
@@ -134,13 +128,11 @@ def test_a_formatter_may_name_the_fields() -> None:
     assert written.getvalue() == "None None None 7 None None None None None\n"
 
 
-def test_a_record_factory_may_give_records_such_attributes_itself(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_record_factory_may_give_records_such_attributes_itself(caplog):
     """Python's logging refuses an *extra* that overwrites an attribute, with a KeyError."""
     factory = logging.getLogRecordFactory()
 
-    def with_task_id(*args: Any, **named: Any) -> logging.LogRecord:
+    def with_task_id(*args, **named):
         record = factory(*args, **named)
         record.task_id, record.job = "4711", "of the factory"
         return record
@@ -158,12 +150,12 @@ def test_a_record_factory_may_give_records_such_attributes_itself(
     }
 
 
-def test_a_filter_of_the_project_sees_the_fields_even_if_it_was_there_first() -> None:
+def test_a_filter_of_the_project_sees_the_fields_even_if_it_was_there_first():
     """LOGGING is configured before the apps are imported."""
-    seen: list[object] = []
+    seen = []
 
-    def see(record: logging.LogRecord) -> bool:
-        seen.append((record.fence, record.lock))  # type: ignore[attr-defined] # the fields
+    def see(record):
+        seen.append((record.fence, record.lock))
         return False
 
     log = logging.getLogger("django_redislock.of_a_test")

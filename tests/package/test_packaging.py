@@ -15,7 +15,6 @@ from fnmatch import fnmatch
 from functools import partial
 from importlib.metadata import EntryPoint
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,10 +24,7 @@ from tests import ROOT
 from tests.support.processes import python
 
 if TYPE_CHECKING:
-    from email.message import Message
-    from types import ModuleType
-
-    from tests.support.made_once import MadeOnce
+    pass
 
 PACKAGE = ROOT / "django_redislock"
 LEFTOVERS = ("__pycache__", "*.orig", "*.rej", "*~")
@@ -37,12 +33,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def built(made_once: MadeOnce) -> Path:
+def built(made_once):
     """Where the source distribution and the wheel made of it are."""
     return made_once("packaging", partial(build, umask=0o022))
 
 
-def build(folder: Path, *, umask: int) -> Path:
+def build(folder, *, umask):
     """Build as a release is built, from a copy, so that building leaves nothing in the checkout."""
     source = folder / "source"
     old = os.umask(umask)
@@ -61,7 +57,7 @@ def build(folder: Path, *, umask: int) -> Path:
     return folder / "dist"
 
 
-def files_of_the_project() -> set[str]:
+def files_of_the_project():
     """What is committed, or would be by ``git add``; in a source distribution, what it lists."""
     if (ROOT / ".git").exists():
         command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -76,14 +72,14 @@ def files_of_the_project() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(built: Path) -> zipfile.ZipFile:
+def wheel(built):
     """The wheel."""
     (path,) = built.glob("*.whl")
     return zipfile.ZipFile(path)
 
 
 @pytest.fixture
-def unpacked(built: Path, tmp_path: Path) -> Path:
+def unpacked(built, tmp_path):
     """The source distribution, unpacked."""
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -93,13 +89,13 @@ def unpacked(built: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def metadata(wheel: zipfile.ZipFile) -> Message:
+def metadata(wheel):
     """The METADATA of the wheel."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     return Parser().parsestr(wheel.read(name).decode())
 
 
-def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+def test_every_file_of_the_package_is_in_the_wheel(wheel):
     ours = {
         str(path.relative_to(ROOT))
         for path in PACKAGE.rglob("*")
@@ -109,7 +105,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == ours
 
 
-def test_the_source_distribution_has_every_file_of_the_project_as_it_is(unpacked: Path) -> None:
+def test_the_source_distribution_has_every_file_of_the_project_as_it_is(unpacked):
     files = files_of_the_project()
     assert {"CONTRIBUTING.md", ".ci/run", "Makefile", "docs/index.md", "tests/conftest.py"} <= files
     there = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
@@ -118,7 +114,7 @@ def test_the_source_distribution_has_every_file_of_the_project_as_it_is(unpacked
     assert [name for name in files if not filecmp.cmp(unpacked / name, ROOT / name, False)] == []
 
 
-def test_in_the_source_distribution_the_tests_run(unpacked: Path) -> None:
+def test_in_the_source_distribution_the_tests_run(unpacked):
     tested = unpacked / "tests" / "package" / "test_whence.py"
     tested.write_text(f"""
 import django_redislock
@@ -131,9 +127,7 @@ def test_the_package_is_the_one_beside_the_tests():
     assert re.search(r"^\d\d+ passed", ran.stdout, flags=re.MULTILINE)
 
 
-def test_who_builds_it_elsewhere_with_another_umask_gets_the_same_bytes(
-    built: Path, tmp_path: Path
-) -> None:
+def test_who_builds_it_elsewhere_with_another_umask_gets_the_same_bytes(built, tmp_path):
     again = build(tmp_path, umask=0o077)
     names = sorted(path.name for path in built.iterdir())
     assert len(names) == 2
@@ -144,16 +138,16 @@ def test_who_builds_it_elsewhere_with_another_umask_gets_the_same_bytes(
 @pytest.mark.parametrize(
     "pattern", ["lua/acquire.lua", "lua/_lease.lua", "backends/memory/keyspace.lua", "py.typed"]
 )
-def test_what_python_does_not_import_is_there_too(wheel: zipfile.ZipFile, pattern: str) -> None:
+def test_what_python_does_not_import_is_there_too(wheel, pattern):
     assert f"django_redislock/{pattern}" in wheel.namelist()
 
 
-def test_nothing_but_the_package_is_installed(wheel: zipfile.ZipFile) -> None:
+def test_nothing_but_the_package_is_installed(wheel):
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"django_redislock"}
 
 
-def test_the_metadata_tells_what_it_is(metadata: Message) -> None:
+def test_the_metadata_tells_what_it_is(metadata):
     assert metadata["Name"] == "django_redislock"
     assert (metadata["License-Expression"] or metadata["License"]) == "MIT"
     assert metadata.get_all("License-File") == ["LICENSE"]
@@ -161,22 +155,22 @@ def test_the_metadata_tells_what_it_is(metadata: Message) -> None:
     assert {"celery", "testing", "test", "demo"} <= set(metadata.get_all("Provides-Extra", []))
 
 
-def test_the_version_is_that_of_the_package(metadata: Message) -> None:
+def test_the_version_is_that_of_the_package(metadata):
     assert metadata["Version"] == django_redislock.__version__
 
 
-def test_the_changelog_has_the_version_and_begins_with_what_is_not_released() -> None:
+def test_the_changelog_has_the_version_and_begins_with_what_is_not_released():
     sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert sections[:2] == ["Unreleased", django_redislock.__version__]
 
 
-def relative_links(text: str) -> list[str]:
+def relative_links(text):
     flags = re.MULTILINE | re.DOTALL
     links = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```", "", text, flags=flags))
     return [link for link in links if not link.startswith("https://")]
 
 
-def test_on_the_package_index_no_link_leads_into_nothing(metadata: Message) -> None:
+def test_on_the_package_index_no_link_leads_into_nothing(metadata):
     shown = metadata.get_payload()
     assert isinstance(shown, str)
     assert metadata["Description-Content-Type"] == "text/markdown"
@@ -186,7 +180,7 @@ def test_on_the_package_index_no_link_leads_into_nothing(metadata: Message) -> N
     assert not re.search(r"\[[^]]*\]\(", shown)  # Not half of one either.
 
 
-def setup_file() -> ModuleType:
+def setup_file():
     spec = spec_from_file_location("setup", ROOT / "setup.py")
     assert spec is not None
     assert spec.loader is not None
@@ -194,7 +188,7 @@ def setup_file() -> ModuleType:
     return setup
 
 
-def test_with_a_repository_links_lead_into_it() -> None:
+def test_with_a_repository_links_lead_into_it():
     setup = setup_file()
     readme = (ROOT / "README.md").read_text()
     shown = setup.for_index(readme, "https://example.org/redislock")
@@ -208,7 +202,7 @@ def test_with_a_repository_links_lead_into_it() -> None:
         assert (ROOT / file).exists()
 
 
-def test_an_address_of_the_project_is_shown_only_if_setup_cfg_has_it(metadata: Message) -> None:
+def test_an_address_of_the_project_is_shown_only_if_setup_cfg_has_it(metadata):
     config = ConfigParser(interpolation=None)
     config.read(ROOT / "setup.cfg")
     url = config.get("metadata", "url", fallback="")
@@ -222,7 +216,7 @@ def test_an_address_of_the_project_is_shown_only_if_setup_cfg_has_it(metadata: M
         assert not re.search(r"[\w.]@[\w-]+\.[a-z]", file.read_text()), file
 
 
-def test_nothing_that_the_package_says_sends_to_a_file_that_is_not_installed() -> None:
+def test_nothing_that_the_package_says_sends_to_a_file_that_is_not_installed():
     for file in PACKAGE.rglob("*.py"):
         tree = ast.parse(file.read_text())
         documents = {
@@ -236,7 +230,7 @@ def test_nothing_that_the_package_says_sends_to_a_file_that_is_not_installed() -
                 assert "docs/" not in str(node.value), f"{file}:{node.lineno}"
 
 
-def test_only_django_and_the_client_are_required(metadata: Message) -> None:
+def test_only_django_and_the_client_are_required(metadata):
     required = [one for one in metadata.get_all("Requires-Dist", []) if "extra ==" not in one]
     assert sorted(one.lower().rstrip("0123456789.>=") for one in required) == [
         "django",
@@ -244,14 +238,14 @@ def test_only_django_and_the_client_are_required(metadata: Message) -> None:
     ]
 
 
-def test_the_pytest_plugin_is_registered(wheel: zipfile.ZipFile) -> None:
+def test_the_pytest_plugin_is_registered(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert "[pytest11]" in wheel.read(name).decode()
     plugin = EntryPoint("plugin", "django_redislock.pytest_plugin", "pytest11").load()
     assert callable(plugin.redislock)
 
 
-def test_the_wheel_works_by_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_the_wheel_works_by_itself(wheel, tmp_path):
     wheel.extractall(tmp_path)
     code = """
 import sys
@@ -278,8 +272,8 @@ print(django_redislock.__file__)
     ],
 )
 def test_what_an_extra_brings_works_with_it_and_names_it_without(
-    extra: str, module: str, app: str, wheel: zipfile.ZipFile, tmp_path: Path
-) -> None:
+    extra, module, app, wheel, tmp_path
+):
     wheel.extractall(tmp_path)
     code = """
 import sys

@@ -16,7 +16,7 @@ from tests.support.processes import python
 # --- names and signatures ------------------------------------------------------------------------
 
 
-def test_the_package_has_these_names_and_no_others() -> None:
+def test_the_package_has_these_names_and_no_others():
     assert sorted(django_redislock.__all__) == [
         "InvalidLockName",
         "Lease",
@@ -40,7 +40,7 @@ def test_the_package_has_these_names_and_no_others() -> None:
         django_redislock.lock_everything  # noqa: B018
 
 
-def test_there_are_these_signals() -> None:
+def test_there_are_these_signals():
     from django.dispatch import Signal
 
     found = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
@@ -59,7 +59,7 @@ def test_there_are_these_signals() -> None:
     }
 
 
-def test_distributed_lock_is_called_like_this() -> None:
+def test_distributed_lock_is_called_like_this():
     parameters = inspect.signature(distributed_lock).parameters
     assert [(name, one.default) for name, one in parameters.items()] == [
         ("names", inspect.Parameter.empty),
@@ -79,13 +79,13 @@ def test_distributed_lock_is_called_like_this() -> None:
     assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 11
 
 
-def public(cls: type) -> set[str]:
+def public(cls):
     """The public attributes of a class."""
     names = {name for name in dir(cls) if not name.startswith("_")}
     return names | {name for name in getattr(cls, "__slots__", ()) if not name.startswith("_")}
 
 
-def pairs() -> list[tuple[type, str]]:
+def pairs():
     """The methods that there are twice: blocking, and with an "a" before it."""
     return [
         (cls, name)
@@ -95,7 +95,7 @@ def pairs() -> list[tuple[type, str]]:
     ]
 
 
-def test_there_are_these_pairs() -> None:
+def test_there_are_these_pairs():
     assert {name for _, name in pairs()} >= {
         "acquire",
         "release",
@@ -109,14 +109,14 @@ def test_there_are_these_pairs() -> None:
 @pytest.mark.parametrize(
     ("cls", "name"), pairs(), ids=[f"{cls.__name__}.{name}" for cls, name in pairs()]
 )
-def test_both_of_a_pair_are_called_alike(cls: type, name: str) -> None:
+def test_both_of_a_pair_are_called_alike(cls, name):
     blocking, awaited = getattr(cls, name), getattr(cls, f"a{name}")
     assert inspect.signature(awaited) == inspect.signature(blocking)
     assert inspect.iscoroutinefunction(awaited)
     assert not inspect.iscoroutinefunction(blocking)
 
 
-def test_a_lease_has_these_attributes() -> None:
+def test_a_lease_has_these_attributes():
     assert public(Lease) >= {
         "name",
         "alias",
@@ -139,7 +139,7 @@ def test_a_lease_has_these_attributes() -> None:
     assert not {name for name in public(Lease) if "token" in name}
 
 
-def test_a_handle_has_these_attributes() -> None:
+def test_a_handle_has_these_attributes():
     assert public(Lock) >= {
         "name",
         "lease",
@@ -154,14 +154,14 @@ def test_a_handle_has_these_attributes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # Without a cache it takes a minute of processor time.
-def test_mypy_sees_the_types_that_typing_api_tells_and_each_misuse() -> None:
+def test_mypy_sees_the_types_that_typing_api_tells_and_each_misuse():
     files = ["tests/package/typing_api.py", "tests/package/typing_misuse.py"]
     python("-m", "mypy", "--strict", *files, timeout=580)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_pyright_sees_the_types_that_typing_api_tells_and_each_misuse() -> None:
+def test_pyright_sees_the_types_that_typing_api_tells_and_each_misuse():
     # Its wheel has all that it needs; pyproject.toml names the same files.
     python("-m", "basedpyright", "--pythonpath", sys.executable, timeout=580)
 
@@ -169,7 +169,7 @@ def test_pyright_sees_the_types_that_typing_api_tells_and_each_misuse() -> None:
 # --- importing -----------------------------------------------------------------------------------
 
 
-def run(code: str) -> str:
+def run(code):
     """Run code in a fresh interpreter, and return what it printed."""
     return python("-c", textwrap.dedent(code), env={}).stdout.strip()
 
@@ -189,7 +189,7 @@ sys.meta_path.insert(0, NoCelery())
 @pytest.mark.slow
 @pytest.mark.proves("P10")
 @pytest.mark.parametrize("before", ["", "import django.db"])
-def test_importing_needs_no_settings(before: str) -> None:
+def test_importing_needs_no_settings(before):
     code = """
     from django_redislock import *
     from django_redislock.signals import lock_acquired
@@ -203,7 +203,7 @@ def test_importing_needs_no_settings(before: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.proves("P10")
-def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
+def test_importing_the_lock_imports_no_celery_and_starts_nothing():
     code = """
     import sys
     events = []
@@ -216,7 +216,7 @@ def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_without_celery_the_lock_works_and_the_task_says_what_to_install() -> None:
+def test_without_celery_the_lock_works_and_the_task_says_what_to_install():
     code = (
         NO_CELERY
         + """
@@ -248,13 +248,13 @@ except ImportError as error:
         "import django_redislock.celery.checks",
     ],
 )
-def test_without_celery_its_submodules_say_what_to_install(line: str) -> None:
+def test_without_celery_its_submodules_say_what_to_install(line):
     code = f"{NO_CELERY}\ntry:\n    {line}\nexcept ImportError as error:\n    print(error)"
     assert "pip install 'django_redislock[celery]'" in run(code)
 
 
 @pytest.mark.slow
-def test_without_a_database_locks_work_and_atomic_says_what_is_missing() -> None:
+def test_without_a_database_locks_work_and_atomic_says_what_is_missing():
     code = """
     import sys
     import django
@@ -303,7 +303,7 @@ django.setup()
     ],
     ids=["import", "first use", "setup"],
 )
-def test_without_hiredis_it_is_said_what_to_install(lines: str) -> None:
+def test_without_hiredis_it_is_said_what_to_install(lines):
     code = f"{NO_HIREDIS}\ntry:\n{textwrap.indent(lines, '    ')}\n"
     code += "except Exception as error:\n    print(error)"
     assert "pip install 'redis[hiredis]'" in run(code)
@@ -322,7 +322,7 @@ IN_MEMORY = '{"BACKEND": "django_redislock.backends.InMemoryBackend"}'
 
 
 @pytest.mark.slow
-def test_without_lupa_all_but_locks_in_memory_works() -> None:
+def test_without_lupa_all_but_locks_in_memory_works():
     code = (
         NO_LUPA
         + SET_UP_WITH % '{"LOCATION": "redis://127.0.0.1:1/0"}'
@@ -350,7 +350,7 @@ with testing.LockTestKit():
     ],
     ids=["first use", "test kit", "check"],
 )
-def test_without_lupa_locks_in_memory_say_what_to_install(lines: str) -> None:
+def test_without_lupa_locks_in_memory_say_what_to_install(lines):
     code = f"""{NO_LUPA}{SET_UP_WITH % IN_MEMORY}
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
@@ -367,7 +367,7 @@ except ImproperlyConfigured as error:
 
 
 @pytest.mark.slow
-def test_a_broken_celery_is_not_called_missing() -> None:
+def test_a_broken_celery_is_not_called_missing():
     code = """
     import sys, types
     broken = types.ModuleType("celery")

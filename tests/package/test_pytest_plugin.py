@@ -14,7 +14,6 @@ from django_redislock.rules.stored import Owner
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from django_redislock import Lease
     from django_redislock.testing import LockTestKit
     from tests.support.backends import Place
     from tests.support.ways import Way
@@ -35,7 +34,7 @@ async def test_locks_need_no_server(way: Way, redislock: LockTestKit) -> None:
         ).result()
 
 
-def test_it_comes_by_itself_and_leaves_no_trace(pytester: pytest.Pytester) -> None:
+def test_it_comes_by_itself_and_leaves_no_trace(pytester):
     pytester.makepyfile(
         project_settings="""
         REDISLOCK = {
@@ -111,7 +110,7 @@ OPTED_IN = """
 """
 
 
-def test_an_option_keeps_forgotten_tests_from_the_servers(pytester: pytest.Pytester) -> None:
+def test_an_option_keeps_forgotten_tests_from_the_servers(pytester):
     pytester.makeini("[pytest]\nredislock_in_memory = true\naddopts = --strict-markers")
     pytester.makepyfile(
         project_settings='REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}',
@@ -132,9 +131,7 @@ WITHOUT_PYTEST_DJANGO = """
 NO_PYTEST_DJANGO = ("-p", "no:django", "-p", "no:randomly", "-p", "no:xdist")
 
 
-def test_without_pytest_django_it_says_what_it_needs(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pytest_django_it_says_what_it_needs(pytester, monkeypatch):
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     pytester.makepyfile(WITHOUT_PYTEST_DJANGO)
     result = pytester.runpytest_subprocess(*NO_PYTEST_DJANGO)
@@ -142,9 +139,7 @@ def test_without_pytest_django_it_says_what_it_needs(
     result.stdout.fnmatch_lines(["*needs Django's settings: install pytest-django and set DJANGO*"])
 
 
-def test_without_pytest_django_it_works_with_settings(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pytest_django_it_works_with_settings(pytester, monkeypatch):
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     pytester.makeconftest(
         "from django.conf import settings\nsettings.configure(REDISLOCK={'default': {}})"
@@ -158,7 +153,7 @@ def test_without_pytest_django_it_works_with_settings(
 
 
 @pytest.fixture
-def kit() -> LockTestKit:
+def kit():
     """The test kit on whatever REDISLOCK says; the fixture `redislock` is it in memory."""
     from django_redislock.testing import LockTestKit
 
@@ -176,7 +171,7 @@ async def test_simulate_held_by_other(way: Way, place: Place, kit: LockTestKit) 
     assert await way.acquire(lock)
 
 
-def test_the_other_may_have_a_name(place: Place, kit: LockTestKit) -> None:
+def test_the_other_may_have_a_name(place, kit):
     other = Owner(host="web2", pid=7, task="lottery.tasks.draw")
     held = kit.simulate_held_by_other("lottery", owner=other)
     with held, pytest.raises(LockTimeout) as raised:
@@ -184,7 +179,7 @@ def test_the_other_may_have_a_name(place: Place, kit: LockTestKit) -> None:
     assert raised.value.holder == "web2:7 lottery.tasks.draw"
 
 
-def test_nobody_else_can_hold_what_is_held(place: Place, kit: LockTestKit) -> None:
+def test_nobody_else_can_hold_what_is_held(place, kit):
     other = kit.simulate_held_by_other("lottery")
     with distributed_lock("lottery"), pytest.raises(AssertionError, match="'lottery' is held"):
         other.__enter__()
@@ -193,10 +188,10 @@ def test_nobody_else_can_hold_what_is_held(place: Place, kit: LockTestKit) -> No
 @both_ways
 @pytest.mark.parametrize("reason", ["expired", "forced", "taken", "unreachable"])
 async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: str) -> None:
-    told: list[Lease] = []
+    told = []
     signalled = threading.Event()
 
-    def receive(lease: Lease, reason: str, **kwargs: object) -> None:
+    def receive(lease, reason, **kwargs):
         signalled.set()
 
     signals.lock_lost.connect(receive)
@@ -204,7 +199,7 @@ async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: s
         with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
             async with way.entered(distributed_lock("lottery")) as lease:
                 lease.on_lost(told.append)
-                assert kit.simulate_lost("lottery", reason) is lease  # type: ignore[arg-type]
+                assert kit.simulate_lost("lottery", reason) is lease
                 assert not lease.held
                 assert lease.lost_reason == reason
                 kit.assert_not_locked("lottery")
@@ -215,21 +210,19 @@ async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: s
     assert raised.value.reason == reason
 
 
-def test_an_unknown_reason_of_a_loss_is_refused_with_those_there_are(
-    place: Place, kit: LockTestKit
-) -> None:
+def test_an_unknown_reason_of_a_loss_is_refused_with_those_there_are(place, kit):
     with distributed_lock("lottery") as lease:
         with pytest.raises(ValueError, match="'expired', 'forced', 'taken', 'unreachable', not"):
-            kit.simulate_lost("lottery", "stolen")  # type: ignore[arg-type]
+            kit.simulate_lost("lottery", "stolen")
         assert lease.held
 
 
-def test_what_nobody_holds_cannot_be_lost(place: Place, kit: LockTestKit) -> None:
+def test_what_nobody_holds_cannot_be_lost(place, kit):
     with pytest.raises(AssertionError, match="Nobody in this process holds the lock 'lottery'"):
         kit.simulate_lost("lottery")
 
 
-def test_assert_locked_and_its_opposite(place: Place, kit: LockTestKit) -> None:
+def test_assert_locked_and_its_opposite(place, kit):
     kit.assert_not_locked("lottery")
     with pytest.raises(AssertionError, match="'lottery' is not held"):
         kit.assert_locked("lottery")
@@ -240,9 +233,7 @@ def test_assert_locked_and_its_opposite(place: Place, kit: LockTestKit) -> None:
     kit.assert_locked("lottery")  # It cools down.
 
 
-def test_a_lock_is_locked_while_anybody_has_one_of_its_permits(
-    place: Place, kit: LockTestKit
-) -> None:
+def test_a_lock_is_locked_while_anybody_has_one_of_its_permits(place, kit):
     first, second = (distributed_lock("gpu", limit=2, wait=0) for _ in range(2))
     with second:
         with first:

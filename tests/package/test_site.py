@@ -18,10 +18,7 @@ from tests import ROOT
 from tests.support import docs_site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.support.made_once import MadeOnce
+    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(docs_site.LONGEST)]
 
@@ -29,11 +26,11 @@ DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
-def site(made_once: MadeOnce) -> Path:
+def site(made_once):
     return made_once("docs-site", docs_site.build)
 
 
-def test_a_page_loads_nothing_from_another_site(site: Path) -> None:
+def test_a_page_loads_nothing_from_another_site(site):
     loads = re.compile(r"<(?:script|img|iframe)[^>]+src=\"([^\"]+)|<link[^>]+href=\"([^\"]+)")
     pages = [*site.rglob("*.html")]
     assert len(pages) > 30
@@ -45,7 +42,7 @@ def test_a_page_loads_nothing_from_another_site(site: Path) -> None:
         assert not re.search(r"@import|url\([\"']?(?:https?:|//)", style.read_text()), style.name
 
 
-def public_names() -> Iterable[str]:
+def public_names():
     yield from (f"django_redislock.{name}" for name in django_redislock.__all__)
     yield from (f"django_redislock.management.{name}" for name in management.__all__)
     for name, value in vars(signals).items():
@@ -59,7 +56,7 @@ def public_names() -> Iterable[str]:
     yield from ("django_redislock.monitors.Sentry", "django_redislock.monitors.Ping")
 
 
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
+def test_every_public_name_is_in_the_reference(site):
     inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
     described = {
         name for kind, found in inventory.data.items() if kind.startswith("py:") for name in found
@@ -70,7 +67,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 PAGES = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md"))
 
 
-def test_llms_txt_lists_each_page_once_with_its_title_and_a_line(site: Path) -> None:
+def test_llms_txt_lists_each_page_once_with_its_title_and_a_line(site):
     listed = re.findall(
         r"^- \[(.+)\]\((.+)\.md\): (.+)$", (site / "llms.txt").read_text(), re.MULTILINE
     )
@@ -82,7 +79,7 @@ def test_llms_txt_lists_each_page_once_with_its_title_and_a_line(site: Path) -> 
         assert len(line.split()) > 2, page
 
 
-def test_llms_txt_leads_to_the_sources_and_to_all_of_them_in_one(site: Path) -> None:
+def test_llms_txt_leads_to_the_sources_and_to_all_of_them_in_one(site):
     together = (site / "llms-full.txt").read_text()
     for page in PAGES:
         text = (site / f"{page}.md").read_text()
@@ -91,7 +88,7 @@ def test_llms_txt_leads_to_the_sources_and_to_all_of_them_in_one(site: Path) -> 
         assert text in together
 
 
-def test_the_reference_for_programs_has_the_docstrings(site: Path) -> None:
+def test_the_reference_for_programs_has_the_docstrings(site):
     text = " ".join((site / "reference" / "locks.md").read_text().split())
     docstring = django_redislock.distributed_lock.__doc__ or ""
     assert " ".join(docstring.split("\n\n")[0].split()) in text

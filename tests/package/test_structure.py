@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +28,7 @@ OF_OTHERS = {
 ITSELF = {"self", "cls", "this"}
 
 
-def private_touches(path: Path) -> Iterator[str]:
+def private_touches(path):
     """Private names of something else than the object itself or its base class."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
@@ -46,11 +44,11 @@ def private_touches(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_module_touches_a_private_name_of_another_class(path: Path) -> None:
+def test_no_module_touches_a_private_name_of_another_class(path):
     assert list(private_touches(path)) == []
 
 
-def test_only_a_lease_state_changes_itself() -> None:
+def test_only_a_lease_state_changes_itself():
     written = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in FILES

@@ -31,15 +31,8 @@ from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from pytest_django import Settings
 
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks
-    from tests.support.backends import Place
     from tests.support.ways import Way
 
 pytest_plugins = ["pytester"]
@@ -61,7 +54,7 @@ async def test_the_locks_of_every_alias_are_in_memory_during_the_block(
                 assert isinstance(backends[alias], InMemoryBackend)
 
 
-def test_each_block_begins_without_locks_and_leaves_none() -> None:
+def test_each_block_begins_without_locks_and_leaves_none():
     for _ in range(2):
         with LockTestKit() as kit:
             kit.assert_not_locked("lottery")
@@ -71,7 +64,7 @@ def test_each_block_begins_without_locks_and_leaves_none() -> None:
             kit.assert_locked("lottery")
 
 
-def test_after_the_block_everything_is_as_before(place: Place) -> None:
+def test_after_the_block_everything_is_as_before(place):
     with distributed_lock("lottery") as lease:
         before = backends["default"]
         with LockTestKit() as kit:
@@ -86,7 +79,7 @@ def test_after_the_block_everything_is_as_before(place: Place) -> None:
         lease.ensure_held(verify=True)
 
 
-def test_a_lease_of_the_block_may_end_after_it(place: Place) -> None:
+def test_a_lease_of_the_block_may_end_after_it(place):
     lock = distributed_lock("lottery")
     with LockTestKit():
         assert lock.acquire()
@@ -97,7 +90,7 @@ def test_a_lease_of_the_block_may_end_after_it(place: Place) -> None:
     lock.release()
 
 
-def test_blocks_nest() -> None:
+def test_blocks_nest():
     with LockTestKit() as outer, distributed_lock("lottery"):
         with LockTestKit() as inner:
             inner.assert_not_locked("lottery")
@@ -109,7 +102,7 @@ def test_blocks_nest() -> None:
         kit.assert_locked("lottery")
 
 
-def test_changed_settings_stay_in_memory(locks: Locks) -> None:
+def test_changed_settings_stay_in_memory(locks):
     with LockTestKit() as kit:
         setting = {"default": {"LOCATION": locks.server.url, "TTL": 5}}
         with override_settings(REDISLOCK=setting), distributed_lock("lottery") as lease:
@@ -120,7 +113,7 @@ def test_changed_settings_stay_in_memory(locks: Locks) -> None:
     assert locks.redis.keys() == []
 
 
-def test_a_setting_that_is_changed_after_the_block_counts(place: Place, settings: Settings) -> None:
+def test_a_setting_that_is_changed_after_the_block_counts(place, settings):
     before = settings.REDISLOCK
     with LockTestKit():
         settings.REDISLOCK = {"default": {**before["default"], "TTL": 9}}
@@ -129,9 +122,7 @@ def test_a_setting_that_is_changed_after_the_block_counts(place: Place, settings
         assert lease.ttl == 8
 
 
-def test_a_setting_that_is_changed_in_the_block_and_stays_counts_after_it(
-    place: Place, settings: Settings
-) -> None:
+def test_a_setting_that_is_changed_in_the_block_and_stays_counts_after_it(place, settings):
     # As when tests of one class are in memory each, and the class has override_settings.
     before = settings.REDISLOCK
     with distributed_lock("lottery") as lease:
@@ -147,7 +138,7 @@ def test_a_setting_that_is_changed_in_the_block_and_stays_counts_after_it(
         assert lease.ttl != 9
 
 
-def test_no_server_need_be_named_but_what_is_wrong_is_still_refused(settings: Settings) -> None:
+def test_no_server_need_be_named_but_what_is_wrong_is_still_refused(settings):
     del settings.REDISLOCK
     with LockTestKit(), distributed_lock("lottery") as lease:
         assert lease.ttl == 30
@@ -160,7 +151,7 @@ def test_no_server_need_be_named_but_what_is_wrong_is_still_refused(settings: Se
             distributed_lock("lottery").acquire()
 
 
-def test_the_block_ends_also_by_an_exception(place: Place) -> None:
+def test_the_block_ends_also_by_an_exception(place):
     before = backends["default"]
     with pytest.raises(ZeroDivisionError), LockTestKit():
         raise ZeroDivisionError
@@ -221,7 +212,7 @@ async def test_a_waiter_learns_of_it_at_once(way: Way, redislock: LockTestKit) -
                 await waiting.result()
 
 
-def test_an_outage_outlasts_a_change_of_settings(redislock: LockTestKit) -> None:
+def test_an_outage_outlasts_a_change_of_settings(redislock):
     lock = distributed_lock("lottery", wait=0)
     with redislock.simulate_unavailable():
         with override_settings(REDISLOCK={"default": {"TTL": 5}}), pytest.raises(LockUnavailable):
@@ -232,7 +223,7 @@ def test_an_outage_outlasts_a_change_of_settings(redislock: LockTestKit) -> None
         redislock.assert_locked("lottery")
 
 
-def test_one_alias_may_be_unavailable(settings: Settings, redislock: LockTestKit) -> None:
+def test_one_alias_may_be_unavailable(settings, redislock):
     settings.REDISLOCK = {"default": {}, "jobs": {}}
     with redislock.simulate_unavailable(using="jobs"):
         assert distributed_lock("lottery", wait=0).acquire()
@@ -245,7 +236,7 @@ def test_one_alias_may_be_unavailable(settings: Settings, redislock: LockTestKit
 
 @both_ways
 async def test_what_is_held_through_a_long_outage_is_lost(way: Way, redislock: LockTestKit) -> None:
-    told: list[Lease] = []
+    told = []
     with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
             lease.on_lost(told.append)
@@ -260,7 +251,7 @@ async def test_what_is_held_through_a_long_outage_is_lost(way: Way, redislock: L
 
 @both_ways
 async def test_a_danger_is_told_before_the_loss(way: Way, redislock: LockTestKit) -> None:
-    told: list[str] = []
+    told = []
     with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery", ttl=30)) as lease:
             lease.on_endangered(lambda _: told.append("half"))
@@ -274,7 +265,7 @@ async def test_a_danger_is_told_before_the_loss(way: Way, redislock: LockTestKit
                 await way.until(lambda: told == ["half", "quarter"])
 
 
-def test_an_outage_that_ends_in_time_costs_no_lease(redislock: LockTestKit) -> None:
+def test_an_outage_that_ends_in_time_costs_no_lease(redislock):
     """Its watchdog slept until a time that was past by then."""
     with distributed_lock("lottery", ttl=600) as lease:
         with redislock.simulate_unavailable():
@@ -296,12 +287,12 @@ async def test_min_hold_ends_when_time_passes(way: Way, redislock: LockTestKit) 
     assert await way.acquire(lock)
 
 
-def lottery() -> str:
+def lottery():
     """The body of a task."""
     return "drawn"
 
 
-def test_once_ends_when_time_passes(redislock: LockTestKit) -> None:
+def test_once_ends_when_time_passes(redislock):
     app = Celery(set_as_current=False)
     options = {"once": timedelta(days=7)}
     run = app.task(base=SingleInstanceTask, single_instance=options, lazy=False)(lottery)
@@ -344,7 +335,7 @@ async def test_what_is_held_here_is_renewed_while_time_passes(
 async def test_what_is_not_renewed_is_lost_when_time_passes(
     way: Way, redislock: LockTestKit, options: dict[str, Any], ends: float
 ) -> None:
-    told: list[Lease] = []
+    told = []
     with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery", **options)) as lease:
             lease.on_lost(told.append)
@@ -390,7 +381,7 @@ async def test_a_waiter_is_served_when_what_it_waits_for_has_passed(
         assert await waiting.result()
 
 
-def test_time_passes_for_every_alias(settings: Settings, redislock: LockTestKit) -> None:
+def test_time_passes_for_every_alias(settings, redislock):
     settings.REDISLOCK = {"default": {}, "jobs": {}}
     others = [
         redislock.simulate_held_by_other("lottery", ttl=10, using=alias)
@@ -403,7 +394,7 @@ def test_time_passes_for_every_alias(settings: Settings, redislock: LockTestKit)
 
 
 @pytest.mark.parametrize("seconds", [-1, "10", None, float("inf")])
-def test_time_does_not_pass_backwards(redislock: LockTestKit, seconds: Any) -> None:
+def test_time_does_not_pass_backwards(redislock, seconds):
     with pytest.raises(ValueError, match="seconds must be"):
         redislock.advance(seconds)
 
@@ -411,9 +402,7 @@ def test_time_does_not_pass_backwards(redislock: LockTestKit, seconds: Any) -> N
 @pytest.mark.parametrize(
     "wrong", [{"limit": 0}, {"limit": 1001}, {"limit": True}, {"ttl": -1}, {"ttl": "5"}], ids=str
 )
-def test_another_machine_can_hold_only_what_a_lock_can_be(
-    redislock: LockTestKit, wrong: dict[str, Any]
-) -> None:
+def test_another_machine_can_hold_only_what_a_lock_can_be(redislock, wrong):
     (argument,) = wrong
     with (
         pytest.raises(ValueError, match=f"{argument} must be"),
@@ -427,7 +416,7 @@ def test_another_machine_can_hold_only_what_a_lock_can_be(
         redislock.assert_not_locked("lottery")
 
 
-def test_on_a_server_time_and_outages_cannot_be_pretended(locks: Locks) -> None:
+def test_on_a_server_time_and_outages_cannot_be_pretended(locks):
     kit = LockTestKit()
     with pytest.raises(RuntimeError, match="LockTestKit"):
         kit.advance(1)
@@ -435,11 +424,11 @@ def test_on_a_server_time_and_outages_cannot_be_pretended(locks: Locks) -> None:
         pytest.fail("the block ran")
 
 
-def test_time_may_pass_while_threads_lock(redislock: LockTestKit) -> None:
+def test_time_may_pass_while_threads_lock(redislock):
     over = threading.Event()
-    raised: list[BaseException] = []
+    raised = []
 
-    def work() -> None:
+    def work():
         try:
             while not over.is_set():
                 with distributed_lock("lottery", ttl=1000, wait=1000):
@@ -461,27 +450,25 @@ def test_time_may_pass_while_threads_lock(redislock: LockTestKit) -> None:
     assert raised == []
 
 
-async def queued(lock: Lock) -> asyncio.Task[bool]:
+async def queued(lock):
     """A task that waits for the lock. It hears nothing while its event loop stands still."""
     waiter = asyncio.create_task(lock.aacquire())
     await await_until(lambda: (seen := held.get(lock.name)) is not None and seen.waiters)
     return waiter
 
 
-async def test_no_lock_is_handed_over_amid_a_jump(
-    redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_lock_is_handed_over_amid_a_jump(redislock, monkeypatch):
     backend = backends["default"]
     assert isinstance(backend, InMemoryBackend)
     holds, may_release, released = threading.Event(), threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with distributed_lock("lottery", ttl=1000):
             holds.set()
             may_release.wait(HUNG)
         released.set()
 
-    def confirm_then_have_released(confirm: Callable[[], None] = backend._confirm_grants) -> None:
+    def confirm_then_have_released(confirm=backend._confirm_grants):
         confirm()
         may_release.set()
         released.wait(0.3)
@@ -500,13 +487,13 @@ async def test_no_lock_is_handed_over_amid_a_jump(
 
 
 async def test_a_release_that_read_the_clock_before_a_jump_hands_over_after_it(
-    redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redislock, monkeypatch
+):
     backend = backends["default"]
     assert isinstance(backend, InMemoryBackend)
     run = backend.interpreter.run
 
-    def jump_then_run(*args: Any) -> Any:
+    def jump_then_run(*args):
         monkeypatch.undo()
         redislock.advance(5)
         return run(*args)
@@ -573,7 +560,7 @@ execute_from_command_line(sys.argv[1:])
 """
 
 
-def recipes() -> list[str]:
+def recipes():
     """The pieces of Python under the heading about unittest in docs/testing.md."""
     from tests.package.test_docs import code_of
 
@@ -589,9 +576,7 @@ FORKSERVER = pytest.param(
 @pytest.mark.parametrize(
     ("start", "processes"), [("fork", 1), ("fork", 2), ("spawn", 2), FORKSERVER]
 )
-def test_the_recipes_for_unittest_work_as_pasted(
-    tmp_path: Path, start: str, processes: int
-) -> None:
+def test_the_recipes_for_unittest_work_as_pasted(tmp_path, start, processes):
     case, runner = recipes()
     (tmp_path / "project_settings.py").write_text(PROJECT + runner)
     (tmp_path / "test_reports.py").write_text(f"{case}\n{MORE}")
@@ -604,9 +589,7 @@ def test_the_recipes_for_unittest_work_as_pasted(
     assert "Ran 4 tests" in ran.stderr
 
 
-def test_a_lease_that_outlasts_an_outage_is_renewed_right_after_it(
-    redislock: LockTestKit,
-) -> None:
+def test_a_lease_that_outlasts_an_outage_is_renewed_right_after_it(redislock):
     with distributed_lock("lottery", ttl=30) as lease:
         with redislock.simulate_unavailable():
             redislock.advance(25)

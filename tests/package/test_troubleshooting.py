@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
 
@@ -16,9 +16,6 @@ from django_redislock.rules.stored import Holding, Owner
 from tests import ROOT
 from tests.package.test_logs import logged
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PACKAGE = ROOT / "django_redislock"
 SOURCE = (ROOT / "docs" / "troubleshooting.md").read_text()
 WEB = Owner("web-2", 4711)
@@ -26,7 +23,7 @@ WEB = Owner("web-2", 4711)
 PAGE = " ".join(re.sub(r"^> ", "", SOURCE, flags=re.MULTILINE).split())
 
 
-def test_each_public_error_has_a_section() -> None:
+def test_each_public_error_has_a_section():
     public = (getattr(django_redislock, name) for name in django_redislock.__all__)
     errors = {
         one.__name__ for one in public if isinstance(one, type) and issubclass(one, LockError)
@@ -47,22 +44,22 @@ def test_each_public_error_has_a_section() -> None:
     ],
     ids=str,
 )
-def test_the_quoted_messages_are_real(error: Exception) -> None:
+def test_the_quoted_messages_are_real(error):
     assert str(error) in PAGE
 
 
 @pytest.mark.parametrize("reason", get_args(LostReason))
-def test_each_reason_of_a_loss_is_told(reason: LostReason) -> None:
+def test_each_reason_of_a_loss_is_told(reason):
     text = str(LockLost("lottery", reason)).partition(" was lost: ")[2].rstrip(".")
     assert f"| {text} |" in PAGE
 
 
 @pytest.mark.parametrize("reason", get_args(UnavailableReason))
-def test_each_reason_of_a_silence_is_told(reason: UnavailableReason) -> None:
+def test_each_reason_of_a_silence_is_told(reason):
     assert f"| `{reason}` |" in PAGE
 
 
-def text_of(node: ast.AST) -> str:
+def text_of(node):
     """A text in the code, with … for what differs; "" if it is none."""
     match node:
         case ast.Constant(value=str(text)):
@@ -74,7 +71,7 @@ def text_of(node: ast.AST) -> str:
     return ""
 
 
-def problems_of(error: str) -> Iterator[str]:
+def problems_of(error):
     """What the code says in the second argument of each *error* that it makes."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -86,7 +83,7 @@ def problems_of(error: str) -> Iterator[str]:
                 yield text_of(node.args[1])
 
 
-def clauses_of_losses() -> Iterator[str]:
+def clauses_of_losses():
     tree = ast.parse((PACKAGE / "rules" / "lease_state.py").read_text())
     for function in ast.walk(tree):
         if getattr(function, "name", "") in {"loss", "_setting_that_was_over"}:
@@ -97,7 +94,7 @@ def clauses_of_losses() -> Iterator[str]:
                     yield from (text_of(node.body), text_of(node.orelse))
 
 
-def is_told(text: str) -> bool:
+def is_told(text):
     """Whether the page has its first five words, or its first clause if that is shorter."""
     words = re.split(r"[.;:(]", " ".join(text.split()[:5]))[0].rstrip(" ,…")
     return bool(re.search(re.escape(words).replace("…", ".+?"), PAGE))
@@ -112,13 +109,13 @@ def is_told(text: str) -> bool:
     ],
     ids=["misuse", "names", "losses"],
 )
-def test_the_beginning_of_each_message_is_told(texts: Iterator[str], least: int) -> None:
+def test_the_beginning_of_each_message_is_told(texts, least):
     found = [text for text in texts if text.strip("…")]
     assert len(found) >= least
     assert [text for text in found if not is_told(text)] == []
 
 
-def test_each_line_of_the_log_that_warns_is_told() -> None:
+def test_each_line_of_the_log_that_warns_is_told():
     lines = re.findall(r"^\| `(.+?)` \|", SOURCE.partition("## Lines of the log")[2], re.MULTILINE)
     warnings = [
         one for one in logged() if re.search("WARNING|ERROR", one.levels) and one.text != "…"

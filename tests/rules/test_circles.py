@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,31 +10,26 @@ from django_redislock.rules import circles
 from django_redislock.rules.replies import WaitReply
 from django_redislock.rules.stored import LockValue, Owner, Wait, read_wait
 
-if TYPE_CHECKING:
-    from django_redislock.rules.circles import Circle, Read
-
 
 class World:
     """Holders who wait, or go on, told as ``("ann", holds, wants)``: "gpu#2" is a permit."""
 
-    def __init__(
-        self, *holders: tuple[str, str, str], limits: dict[str, int] | None = None
-    ) -> None:
+    def __init__(self, *holders, limits=None):
         self.limits = limits or {}
         self.waits = {
             who: self.wait(who, wants, number) for number, (who, _, wants) in enumerate(holders)
         }
         self.leases = {lease: who for who, holds, _ in holders for lease in holds.split()}
-        self.gone: set[str] = set()  # Whose waits are over.
-        self.read: list[str] = []
+        self.gone = set()  # Whose waits are over.
+        self.read = []
         # What the server says that differs from this.
-        self.states: dict[str, bytes] = {}
-        self.stale: set[str] = set()  # Leases of which the note is that of an earlier one.
+        self.states = {}
+        self.stale = set()  # Leases of which the note is that of an earlier one.
 
-    def wait(self, who: str, wants: str, number: int) -> Wait:
+    def wait(self, who, wants, number):
         return Wait("default", wants, who, 1_000 + number, self.limits.get(wants, 1))
 
-    def reply(self, read: Read) -> WaitReply:
+    def reply(self, read):
         lease = read.wait.name if read.permit == 1 else f"{read.wait.name}#{read.permit}"
         self.read.append(lease)
         who = self.leases.get(lease)
@@ -60,7 +53,7 @@ class World:
             note = f"{noted_at}|{wait.id}|{wait.packed}".encode()
         return WaitReply(goes_on, value.packed, note)
 
-    def search(self, who: str) -> Circle | None:
+    def search(self, who):
         self.read.clear()
         search = circles.search(self.waits[who])
         try:
@@ -68,22 +61,21 @@ class World:
             while True:
                 read = search.send(self.reply(read))
         except StopIteration as end:
-            found: Circle | None = end.value
-            return found
+            return end.value
 
 
-def youngest(circle: Circle | None) -> str:
+def youngest(circle):
     assert circle is not None
     return circle.youngest.id
 
 
-def test_two_who_wait_for_each_other_are_a_circle_and_agree_who_gives_up() -> None:
+def test_two_who_wait_for_each_other_are_a_circle_and_agree_who_gives_up():
     world = World(("ann", "1", "2"), ("bob", "2", "1"))
     assert [youngest(world.search(who)) for who in ("ann", "bob")] == ["bob", "bob"]
     assert world.read == ["1", "2"]
 
 
-def test_three_in_a_circle() -> None:
+def test_three_in_a_circle():
     world = World(("ann", "1", "2"), ("cid", "3", "1"), ("bob", "2", "3"))
     assert {youngest(world.search(who)) for who in ("ann", "bob", "cid")} == {"bob"}
     circle = world.search("bob")
@@ -91,31 +83,31 @@ def test_three_in_a_circle() -> None:
     assert circle.wanted == {"2": 1, "3": 1}
 
 
-def test_one_who_holds_the_lock_under_another_alias_is_a_circle_of_one() -> None:
+def test_one_who_holds_the_lock_under_another_alias_is_a_circle_of_one():
     assert youngest(World(("ann", "1", "1")).search("ann")) == "ann"
 
 
-def test_waits_that_converge_are_no_circle() -> None:
+def test_waits_that_converge_are_no_circle():
     holders = [("ann", "1", ""), ("bob", "2", "1"), ("cid", "3", "1"), ("dan", "4", "2")]
     world = World(*holders)
     assert not any(world.search(who) for who in ("bob", "cid", "dan"))
 
 
-def test_who_only_waits_for_those_in_a_circle_is_not_in_it() -> None:
+def test_who_only_waits_for_those_in_a_circle_is_not_in_it():
     world = World(("ann", "1", "2"), ("bob", "2", "1"), ("cid", "3", "1"), ("dan", "4", "3"))
     assert world.search("cid") is None
     assert world.search("dan") is None
     assert youngest(world.search("ann")) == "bob"
 
 
-def test_one_of_several_locks_of_a_holder_closes_a_circle() -> None:
+def test_one_of_several_locks_of_a_holder_closes_a_circle():
     # As one who takes several together, and has got some of them.
     world = World(("ann", "1 2 3", "5"), ("bob", "4 5", "2"))
     assert youngest(world.search("ann")) == "bob"
     assert youngest(world.search("bob")) == "bob"
 
 
-def test_a_wait_for_a_permit_is_in_a_circle_only_if_all_holders_are() -> None:
+def test_a_wait_for_a_permit_is_in_a_circle_only_if_all_holders_are():
     holders = [("ann", "gpu", "a"), ("bob", "gpu#2", "a"), ("cid", "a", "gpu")]
     limits = {"gpu": 2}
     world = World(*holders, limits=limits)
@@ -131,7 +123,7 @@ def test_a_wait_for_a_permit_is_in_a_circle_only_if_all_holders_are() -> None:
     assert not any(free.search(who) for who in ("ann", "cid"))
 
 
-def test_a_circle_that_one_holder_of_a_permit_only_leads_to_is_not_his() -> None:
+def test_a_circle_that_one_holder_of_a_permit_only_leads_to_is_not_his():
     # Bob's permit never comes back, as ann and cid never end. Dan is not in their way.
     limits = {"gpu": 2}
     world = World(
@@ -171,7 +163,7 @@ def test_whoever_is_told_could_not_go_on_whatever_the_others_do(world: World) ->
     # Who does not wait goes on and releases; so does who then gets a permit; and so on.
     leases, stuck = dict(world.leases), {who for who, wait in world.waits.items() if wait.name}
 
-    def is_free(name: str) -> bool:
+    def is_free(name):
         numbers = range(1, world.limits[name] + 1)
         held = [leases.get(name if one == 1 else f"{name}#{one}") for one in numbers]
         return any(who not in stuck for who in held)
@@ -189,27 +181,27 @@ def test_whoever_is_told_could_not_go_on_whatever_the_others_do(world: World) ->
 
 
 @pytest.mark.parametrize("over", ["ann", "bob"])
-def test_a_wait_that_is_over_is_in_no_circle(over: str) -> None:
+def test_a_wait_that_is_over_is_in_no_circle(over):
     world = World(("ann", "1", "2"), ("bob", "2", "1"))
     world.gone.add(over)
     assert not any(world.search(who) for who in ("ann", "bob"))
 
 
 @pytest.mark.parametrize("state", [b"c", b"k"])
-def test_a_lease_that_nobody_relies_on_holds_up_nobody(state: bytes) -> None:
+def test_a_lease_that_nobody_relies_on_holds_up_nobody(state):
     world = World(("ann", "1", "2"), ("bob", "2", "1"))
     world.states["2"] = state
     assert not any(world.search(who) for who in ("ann", "bob"))
 
 
-def test_what_was_noted_at_an_earlier_lease_does_not_count() -> None:
+def test_what_was_noted_at_an_earlier_lease_does_not_count():
     world = World(("ann", "1", "2"), ("bob", "2", "1"))
     world.stale.add("2")
     assert not any(world.search(who) for who in ("ann", "bob"))
 
 
-def test_a_long_chain_is_read_up_to_a_bound() -> None:
-    def ring(length: int) -> World:
+def test_a_long_chain_is_read_up_to_a_bound():
+    def ring(length):
         holders = [(f"h{n}", f"l{n}", f"l{(n + 1) % length}") for n in range(length)]
         return World(*holders)
 
@@ -219,7 +211,7 @@ def test_a_long_chain_is_read_up_to_a_bound() -> None:
     assert len(world.read) == circles.MOST_READ
 
 
-def test_each_wait_is_followed_once_however_many_ways_lead_to_it() -> None:
+def test_each_wait_is_followed_once_however_many_ways_lead_to_it():
     limits = {"gpu": 3}
     world = World(
         ("ann", "gpu", "a"), ("bob", "gpu#2", "a"), ("cid", "gpu#3", "a"), ("dan", "a", "gpu"),
@@ -230,7 +222,7 @@ def test_each_wait_is_followed_once_however_many_ways_lead_to_it() -> None:
     assert sorted(world.read) == ["a", "a", "a", "gpu", "gpu#2", "gpu#3"]
 
 
-def test_a_circle_in_words() -> None:
+def test_a_circle_in_words():
     circle = World(("ann", "1", "2"), ("bob", "2", "1")).search("bob")
     assert circle is not None
     assert circle.told("this thread") == (
@@ -239,7 +231,7 @@ def test_a_circle_in_words() -> None:
     assert circle.wanted == {"1": 1, "2": 1}
 
 
-def test_a_circle_of_permits_in_words() -> None:
+def test_a_circle_of_permits_in_words():
     limits = {"gpu": 2}
     world = World(("ann", "gpu", "a"), ("bob", "gpu#2", "a"), ("cid", "a", "gpu"), limits=limits)
     circle = world.search("cid")
@@ -252,7 +244,7 @@ def test_a_circle_of_permits_in_words() -> None:
     assert list(circle.wanted.items()) == [("a", 1), ("gpu", 2)]  # The narrowest first.
 
 
-def test_a_circle_over_several_aliases_in_words() -> None:
+def test_a_circle_over_several_aliases_in_words():
     world = World(("ann", "1", "2"), ("bob", "2", "1"))
     world.waits["ann"] = world.waits["ann"]._replace(alias="other")
     circle = world.search("bob")
@@ -264,7 +256,7 @@ def test_a_circle_over_several_aliases_in_words() -> None:
     assert circle.wanted == {}
 
 
-def test_a_large_circle_is_told_in_part() -> None:
+def test_a_large_circle_is_told_in_part():
     holders = [(f"h{n}", f"l{n}", f"l{(n + 1) % 10}") for n in range(10)]
     circle = World(*holders).search("h0")
     assert circle is not None
@@ -275,7 +267,7 @@ WAIT = Wait("default", "a|{b}", "fedcba9876543210", 1_700_000_000_000_000, 4)
 
 
 @pytest.mark.parametrize("wait", [WAIT, WAIT._replace(alias="a|b c"), WAIT._replace(name="é")])
-def test_a_wait_is_read_as_it_was_written(wait: Wait) -> None:
+def test_a_wait_is_read_as_it_was_written(wait):
     assert read_wait(f"0123456789abcdef|{wait.id}|{wait.packed}".encode()) == (
         "0123456789abcdef",
         wait,
@@ -296,5 +288,5 @@ def test_a_wait_is_read_as_it_was_written(wait: Wait) -> None:
         b"id|id|" + b"7" * 20 + b"|1|default|b",
     ],
 )
-def test_what_somebody_else_has_written_is_no_wait(note: Any) -> None:
+def test_what_somebody_else_has_written_is_no_wait(note):
     assert read_wait(note) is None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -54,9 +54,6 @@ from django_redislock.rules.steps import (
 )
 from django_redislock.rules.stored import DoneMarkers, Holding, Owner, read_holding
 
-if TYPE_CHECKING:
-    from django_redislock.rules.steps import Flow
-
 NAME = "lottery"
 TOKEN = "0123456789abcdef" * 2
 ID = "fedcba9876543210"
@@ -76,67 +73,67 @@ interrupted_by = pytest.mark.parametrize(
 class Stage:
     """Performs a flow by hand, on a clock of its own."""
 
-    def __init__(self, flow: Flow[Any]) -> None:
+    def __init__(self, flow):
         self.flow = flow
         self.now = 0.0
-        self.step: Any = next(flow)
-        self.result: Any = None
+        self.step = next(flow)
+        self.result = None
         self.ended = False
 
-    def answers(self, value: Any, *, after: float = 0.001, replicas: int = 0) -> Stage:
+    def answers(self, value, *, after=0.001, replicas=0):
         """The server answers *after* seconds."""
         assert isinstance(self.step, Call)
         sent = self.now
         self.now += after
         return self._send(Answer(value, sent, self.now, replicas))
 
-    def is_silent(self, after: float | None = None) -> Stage:
+    def is_silent(self, after=None):
         """The server does not answer; by default, until the flow gives that up."""
         sent = self.now
         self.now += self.step.within if after is None else after
         return self.raises(Unanswered("Timeout reading from socket", sent, self.now))
 
-    def turns_away(self) -> Stage:
+    def turns_away(self):
         """The server says that it is not the one to ask, such as a replica."""
         return self.raises(NotDone("READONLY", self.now, self.now))
 
-    def refuses(self) -> Stage:
+    def refuses(self):
         """The server says no."""
         refused = Refused("NOPERM this user has no permissions")
         refused.__cause__ = OSError("the client's exception")
         return self.raises(refused)
 
-    def rings(self, *words: object, after: float = 0.0) -> Stage:
+    def rings(self, *words, after=0.0):
         """The bell rings; without words, it does not within the time."""
         assert isinstance(self.step, Listen)
         self.now += after if words else self.step.seconds
         return self._send(Bell([str(word) for word in words], self.now))
 
-    def is_told(self) -> Stage:
+    def is_told(self):
         """The command is on its way."""
         assert isinstance(self.step, Tell)
         return self._send(None)
 
-    def is_looked(self) -> Stage:
+    def is_looked(self):
         """Nobody waits in a circle."""
         assert isinstance(self.step, Elsewhere)
         self.now += 0.1
         return self._send(None)
 
-    def sleeps(self) -> Stage:
+    def sleeps(self):
         """The pause is over."""
         assert isinstance(self.step, Pause)
         self.now += self.step.seconds
         return self._send(self.now)
 
-    def raises(self, error: BaseException) -> Stage:
+    def raises(self, error):
         """The step ends with an exception."""
         return self._resume(self.flow.throw, error)
 
-    def _send(self, answer: Any) -> Stage:
+    def _send(self, answer):
         return self._resume(self.flow.send, answer)
 
-    def _resume(self, how: Any, what: Any) -> Stage:
+    def _resume(self, how, what):
         assert not self.ended
         try:
             self.step = how(what)
@@ -148,20 +145,20 @@ class Stage:
 class Looks:
     """A lookout that finds no circle, each time after a tenth of a second."""
 
-    def __init__(self, again_after: float = math.inf) -> None:
+    def __init__(self, again_after=math.inf):
         self.due = CIRCLE_AFTER
-        self.blocked_by: bytes | None = None
-        self.tickets: list[bytes] = []
+        self.blocked_by = None
+        self.tickets = []
         self._again_after = again_after
 
-    def look(self, ticket: bytes, now: float) -> Flow[float]:
+    def look(self, ticket, now):
         self.tickets.append(ticket)
         self.due = now + self._again_after
-        assert (yield Elsewhere(None, None)) is None  # type: ignore[arg-type]
+        assert (yield Elsewhere(None, None)) is None
         return now + 0.1
 
 
-def request(**fields: Any) -> Request:
+def request(**fields):
     defaults = {
         "name": NAME,
         "token": TOKEN,
@@ -174,44 +171,42 @@ def request(**fields: Any) -> Request:
     return Request(**{**defaults, **fields})
 
 
-def acquiring(**fields: Any) -> Stage:
+def acquiring(**fields):
     return Stage(flows.acquire(request(**fields), now=0.0))
 
 
-def queued(
-    stage: Stage, ticket: int = 100, left_ms: int = 60_000, newly: int = 1, **kwargs: Any
-) -> Stage:
+def queued(stage, ticket=100, left_ms=60000, newly=1, **kwargs):
     """The server has put us in the queue."""
     us = int((EPOCH + stage.now) * 1e6)
     return stage.answers([b"queued", b"%d" % ticket, left_ms, b"%d" % us, newly], **kwargs)
 
 
-def granted_at(seconds: float) -> int:
+def granted_at(seconds):
     """The server time of a grant, as the bell tells it."""
     return int((EPOCH + seconds) * 1e6)
 
 
-def interrupt(*_: object) -> None:
+def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def asks(step: Any) -> bool:
+def asks(step):
     return isinstance(step, Call) and step.script.name == scripts.ACQUIRE.name
 
 
-def undoes(step: Any) -> bool:
+def undoes(step):
     return isinstance(step, Call) and step.script is scripts.LEAVE
 
 
-def mode_and_ticket(step: Call) -> tuple[object, object]:
-    args = AcquireArgs(*step.args)  # type: ignore[arg-type]
+def mode_and_ticket(step):
+    args = AcquireArgs(*step.args)
     return args.mode, args.ticket
 
 
 # --- acquire: asking and being answered --------------------------------------------------------
 
 
-def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell() -> None:
+def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell():
     call = acquiring(
         wait=0.0, ttl=0.2501, markers=DoneMarkers(True, "a-task", "9000/10"), replicas=2
     ).step
@@ -225,7 +220,7 @@ def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell() -> No
     )
 
 
-def test_waiting_asks_for_a_place_in_the_queue_and_for_the_bell() -> None:
+def test_waiting_asks_for_a_place_in_the_queue_and_for_the_bell():
     call = acquiring(wait=0.1).step
     assert mode_and_ticket(call) == ("queue", b"0")
     assert call.listening == ID
@@ -233,18 +228,18 @@ def test_waiting_asks_for_a_place_in_the_queue_and_for_the_bell() -> None:
 
 
 @pytest.mark.proves("R2")
-def test_r2_the_deadline_counts_from_when_the_command_was_sent() -> None:
+def test_r2_the_deadline_counts_from_when_the_command_was_sent():
     granted = acquiring().answers(b"7", after=1.4).result
     assert granted == Granted(7, TTL - drift(TTL), 0.0, TTL - drift(TTL))
 
 
-def test_somebody_elses_lock_is_busy_and_tells_for_how_long() -> None:
+def test_somebody_elses_lock_is_busy_and_tells_for_how_long():
     assert acquiring(wait=0.0).answers([b"busy", 1500, VALUE, 9000]).result == Busy(
         read_holding(VALUE), 1.5, 9.0, "lottery"
     )
 
 
-def test_busy_tells_who_has_the_lock_and_since_when() -> None:
+def test_busy_tells_who_has_the_lock_and_since_when():
     held = Busy(Holding("", OWNER, "held", since=3.0), 1.5, 9.0, "lottery")
     assert (str(held), held.ago) == ("busy, held by web-1:7", 6.0)
     cooling = Busy(Holding("", OWNER, "cooling"), 1.5, 9.0, "lottery")
@@ -252,8 +247,8 @@ def test_busy_tells_who_has_the_lock_and_since_when() -> None:
 
 
 @pytest.mark.proves("R4")
-def test_r4_a_grant_is_taken_over_or_undone() -> None:
-    taken: list[Any] = []
+def test_r4_a_grant_is_taken_over_or_undone():
+    taken = []
     stage = Stage(flows.acquire(request(), 0.0, lambda *told: taken.append(told))).answers(b"7")
     assert taken == [(request(), stage.result)]
     stage = Stage(flows.acquire(request(), 0.0, interrupt)).answers(b"7")
@@ -262,7 +257,7 @@ def test_r4_a_grant_is_taken_over_or_undone() -> None:
         stage.answers(1)
 
 
-def test_who_does_not_wait_asks_the_same_but_not_to_be_queued() -> None:
+def test_who_does_not_wait_asks_the_same_but_not_to_be_queued():
     call = acquiring().step
     assert flows.as_try(call) == acquiring(wait=0.0).step._replace(patience=call.patience)
 
@@ -275,23 +270,23 @@ def test_who_does_not_wait_asks_the_same_but_not_to_be_queued() -> None:
     ],
     ids=["ours", "foreign"],
 )
-def test_a_name_that_is_done_is_told_as_such(marker: bytes, done: Done) -> None:
+def test_a_name_that_is_done_is_told_as_such(marker, done):
     assert acquiring().answers([b"done", marker, 3005]).result == done
 
 
 @pytest.mark.proves("P8")
-def test_p8_a_task_run_that_has_finished_already_is_told_as_such() -> None:
+def test_p8_a_task_run_that_has_finished_already_is_told_as_such():
     assert acquiring(markers=A_RUN).answers([b"finished", 1500]).result == Finished(1.5)
 
 
 @pytest.mark.parametrize("answer", [[b"endless"], [b"what", b"ever"], 7, None], ids=repr)
-def test_an_answer_that_cannot_be_waited_out_is_an_error_at_once(answer: Any) -> None:
+def test_an_answer_that_cannot_be_waited_out_is_an_error_at_once(answer):
     with pytest.raises(LockUnavailable, match="'lottery'"):
         acquiring().answers(answer)
 
 
 @pytest.mark.proves("R13")
-def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
+def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause():
     with pytest.raises(LockUnavailable, match="NOPERM") as raised:
         acquiring().refuses()
     assert isinstance(raised.value.__cause__, OSError)
@@ -307,7 +302,7 @@ def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
     ],
     ids=["replicas", "silent", "queued"],
 )
-def test_r4_a_refusal_is_undone_if_something_may_have_been_carried_out(begin: Any) -> None:
+def test_r4_a_refusal_is_undone_if_something_may_have_been_carried_out(begin):
     stage = begin().refuses()
     assert undoes(stage.step)
     with pytest.raises(LockUnavailable, match="NOPERM"):
@@ -315,13 +310,13 @@ def test_r4_a_refusal_is_undone_if_something_may_have_been_carried_out(begin: An
 
 
 @pytest.mark.proves("P10")
-def test_p10_the_acquire_of_a_parent_is_not_undone_by_its_child() -> None:
+def test_p10_the_acquire_of_a_parent_is_not_undone_by_its_child():
     with pytest.raises(LockUnavailable, match="forked"):
         acquiring().is_silent().raises(NotOurs("it was forked"))
 
 
 @pytest.mark.parametrize("why", ["forced", "taken", "expired"])
-def test_a_lease_that_cannot_be_taken_up_any_more_is_lost_for_that_reason(why: str) -> None:
+def test_a_lease_that_cannot_be_taken_up_any_more_is_lost_for_that_reason(why):
     with pytest.raises(LockLost, match="baton was taken up before") as raised:
         acquiring(takes_up=True).answers([b"lost", why.encode()])
     assert raised.value.reason == why
@@ -331,7 +326,7 @@ def test_a_lease_that_cannot_be_taken_up_any_more_is_lost_for_that_reason(why: s
 
 
 @pytest.mark.proves("R1")
-def test_r1_an_unanswered_command_is_resent_with_the_same_token() -> None:
+def test_r1_an_unanswered_command_is_resent_with_the_same_token():
     stage = acquiring(wait=0.0)
     first = stage.step
     assert stage.is_silent().step == first
@@ -339,12 +334,12 @@ def test_r1_an_unanswered_command_is_resent_with_the_same_token() -> None:
 
 
 @pytest.mark.proves("R2")
-def test_a_resend_counts_its_deadline_from_the_resend() -> None:
+def test_a_resend_counts_its_deadline_from_the_resend():
     stage = acquiring(wait=0.0).is_silent(after=1.0)
     assert stage.answers(b"7").result.deadline == 1.0 + TTL - drift(TTL)
 
 
-def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
+def test_trying_once_resends_once_then_undoes_and_says_unavailable():
     stage = acquiring(wait=0.0).is_silent()
     assert asks(stage.step)
     assert undoes(stage.is_silent().step)
@@ -364,10 +359,8 @@ def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
     ],
     ids=lambda says: says[0].decode(),
 )
-def test_r4_a_try_that_was_not_answered_is_undone_if_a_later_one_is_granted_nothing(
-    says: list[Any],
-) -> None:
-    def answered(stage: Stage) -> Stage:
+def test_r4_a_try_that_was_not_answered_is_undone_if_a_later_one_is_granted_nothing(says):
+    def answered(stage):
         assert asks(stage.step)
         return stage.answers(says)
 
@@ -384,9 +377,7 @@ def test_r4_a_try_that_was_not_answered_is_undone_if_a_later_one_is_granted_noth
 @pytest.mark.parametrize("after", [0.0, 0.4, 0.8, 1.2, 1.499])
 @pytest.mark.parametrize("silent", [None, 0.01])
 @pytest.mark.parametrize("breaks", [False, True])
-def test_r5_a_late_answer_before_a_silence_does_not_prolong_a_call(
-    after: float, silent: float | None, breaks: bool
-) -> None:
+def test_r5_a_late_answer_before_a_silence_does_not_prolong_a_call(after, silent, breaks):
     stage = queued(acquiring(wait=1.0))
     if breaks:
         stage.is_silent(after=0.999)  # The connection on which it listens.
@@ -407,7 +398,7 @@ def test_r5_a_late_answer_before_a_silence_does_not_prolong_a_call(
 
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("still", [0.01, 0.5, 30.0])
-def test_r5_the_time_in_which_a_process_stands_still_takes_no_try_away(still: float) -> None:
+def test_r5_the_time_in_which_a_process_stands_still_takes_no_try_away(still):
     whole = acquiring(wait=0.0).step.within
     stage = acquiring(wait=0.0).is_silent(after=whole + still)
     assert asks(stage.step)
@@ -418,14 +409,14 @@ def test_r5_the_time_in_which_a_process_stands_still_takes_no_try_away(still: fl
     assert stage.step.within == whole
 
 
-def test_what_ends_with_its_wait_is_not_tried_a_third_time() -> None:
+def test_what_ends_with_its_wait_is_not_tried_a_third_time():
     assert undoes(acquiring(wait=0.0).is_silent(after=0.0).is_silent(after=0.0).step)
     with pytest.raises(LockUnavailable, match="READONLY"):  # And there is nothing to undo.
         acquiring(wait=0.0).turns_away().turns_away()
 
 
 @pytest.mark.proves("R5")
-def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> None:
+def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over():
     wait, tries, pauses = 20.0, 1, []
     stage = acquiring(wait=wait)
     with pytest.raises(LockUnavailable):  # noqa: PT012
@@ -450,9 +441,7 @@ def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> Non
 
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("unavailable_after", [0.0, 3.0])
-def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
-    unavailable_after: float,
-) -> None:
+def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(unavailable_after):
     stage, tries = acquiring(wait=math.inf, unavailable_after=unavailable_after), 0
     queued(stage, after=20.0).rings()  # What counts is the time since the last answer.
     asked = stage.now
@@ -469,14 +458,14 @@ def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
 
 
 @pytest.mark.proves("R5")
-def test_r5_a_server_that_answers_in_between_is_never_unavailable() -> None:
+def test_r5_a_server_that_answers_in_between_is_never_unavailable():
     stage = acquiring(wait=math.inf, unavailable_after=3.0)
     for _ in range(10):
         stage.is_silent(after=2.0)
         queued(stage).rings()
 
 
-def test_an_answer_ends_the_count_of_unanswered_tries() -> None:
+def test_an_answer_ends_the_count_of_unanswered_tries():
     stage = acquiring().is_silent()
     queued(stage)
     stage.rings()
@@ -486,7 +475,7 @@ def test_an_answer_ends_the_count_of_unanswered_tries() -> None:
     assert asks(stage.is_silent().step)
 
 
-def test_a_lost_connection_while_waiting_is_a_reason_to_look_with_the_same_ticket() -> None:
+def test_a_lost_connection_while_waiting_is_a_reason_to_look_with_the_same_ticket():
     stage = queued(acquiring(), ticket=100)
     stage.is_silent(after=0.5)
     assert asks(stage.step)
@@ -494,7 +483,7 @@ def test_a_lost_connection_while_waiting_is_a_reason_to_look_with_the_same_ticke
 
 
 @pytest.mark.proves("P4")
-def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
+def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy():
     stage = queued(acquiring(wait=1.0)).rings()
     assert mode_and_ticket(stage.step)[0] == "last"
     stage.is_silent()
@@ -508,7 +497,7 @@ def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
 
 
 @pytest.mark.proves("R3")
-def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
+def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant():
     stage = acquiring(wait=0.0, operation_timeout=100.0)
     stage.answers(b"7", after=TTL)
     assert stage.step.args == (TOKEN, b"7")  # That grant alone: a late undo must not end the next.
@@ -520,7 +509,7 @@ def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
 
 
 @pytest.mark.proves("R3")
-def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
+def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone():
     stage, undone = acquiring(wait=0.0, operation_timeout=100.0), 0
     with pytest.raises(LockUnavailable, match="later than the ttl"):  # noqa: PT012
         while True:
@@ -530,7 +519,7 @@ def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
 
 
 @pytest.mark.proves("R11")
-def test_r11_too_few_replicas_undo_the_grant() -> None:
+def test_r11_too_few_replicas_undo_the_grant():
     stage = acquiring(wait=0.0, replicas=2)
     assert undoes(stage.answers(b"7", replicas=1).step)
     assert stage.step.args == (TOKEN, b"7")
@@ -538,7 +527,7 @@ def test_r11_too_few_replicas_undo_the_grant() -> None:
     assert stage.answers(b"8", replicas=2).result.fence == 8
 
 
-def test_a_lookout_knows_who_had_the_lock_when_the_wait_began() -> None:
+def test_a_lookout_knows_who_had_the_lock_when_the_wait_began():
     looks = Looks()
     stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=looks))
     stage.answers([b"queued", b"100", 60_000, b"1", 1, b"first"])
@@ -547,7 +536,7 @@ def test_a_lookout_knows_who_had_the_lock_when_the_wait_began() -> None:
     assert looks.blocked_by == b"first"
 
 
-def test_a_lookout_knows_that_too_where_nobody_queues() -> None:
+def test_a_lookout_knows_that_too_where_nobody_queues():
     looks = Looks()
     stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=looks))
     lease = f"{TOKEN}hr00000{ID}|41|0|10000|0||".encode()
@@ -561,7 +550,7 @@ def test_a_lookout_knows_that_too_where_nobody_queues() -> None:
 
 
 @pytest.mark.proves("R11")
-def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
+def test_r11_too_few_replicas_to_the_end_are_unavailable():
     stage = acquiring(wait=0.0, replicas=2)
     with pytest.raises(LockUnavailable, match="1 of the 2 replicas") as error:  # noqa: PT012
         while True:
@@ -578,9 +567,7 @@ def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
     ],
 )
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_token_whose_undo_is_unanswered_is_not_granted_again(
-    fields: dict[str, Any], answer: dict[str, Any], silent: bool
-) -> None:
+def test_a_token_whose_undo_is_unanswered_is_not_granted_again(fields, answer, silent):
     # That undo may still be on its way, and would end the new lease while it is relied on.
     stage = acquiring(wait=0.0, **fields).answers(b"7", **answer)
     assert undoes(stage.step)
@@ -600,22 +587,20 @@ def test_a_token_whose_undo_is_unanswered_is_not_granted_again(
         pytest.param(30.0, 0.25, 0.249, id="until the wait is over"),
     ],
 )
-def test_a_waiter_sleeps_until_the_bell_or_until_it_is_time_to_look(
-    left: float, wait: float, seconds: float
-) -> None:
+def test_a_waiter_sleeps_until_the_bell_or_until_it_is_time_to_look(left, wait, seconds):
     stage = queued(acquiring(wait=wait), left_ms=int(left * 1000), after=0.001)
     assert stage.step.id == ID
     assert stage.step.seconds == pytest.approx(seconds)
 
 
-def test_a_waiter_who_was_not_rung_looks_with_its_ticket() -> None:
+def test_a_waiter_who_was_not_rung_looks_with_its_ticket():
     stage = queued(acquiring(), ticket=100).rings()
     assert mode_and_ticket(stage.step) == ("queue", b"100")
     assert stage.step.listening == ID
     assert isinstance(queued(stage, ticket=100, newly=0).step, Listen)
 
 
-def test_the_place_of_a_waiter_who_comes_back_late_is_kept_once() -> None:
+def test_the_place_of_a_waiter_who_comes_back_late_is_kept_once():
     stage = queued(acquiring(wait=60.0), ticket=100)
     assert mode_and_ticket(stage.rings().step)[1] == b"100"
     queued(stage, ticket=100, newly=1)  # It had been passed over, and has its old place again.
@@ -624,7 +609,7 @@ def test_the_place_of_a_waiter_who_comes_back_late_is_kept_once() -> None:
     assert mode_and_ticket(stage.rings().step)[1] == b"0"
 
 
-def test_a_bell_that_says_look_moves_the_next_look() -> None:
+def test_a_bell_that_says_look_moves_the_next_look():
     stage = queued(acquiring(wait=60.0))
     stage.rings("look", ID, 300, after=0.5)
     assert stage.step == Listen(ID, pytest.approx(0.301))
@@ -634,21 +619,19 @@ def test_a_bell_that_says_look_moves_the_next_look() -> None:
 @pytest.mark.parametrize(
     "words", [("granted", ID, 7, granted_at(0.5), 1, "more"), ("look", ID), ("what", ID)]
 )
-def test_a_ring_that_only_a_newer_version_can_read_makes_a_waiter_look(
-    words: tuple[str | int, ...],
-) -> None:
+def test_a_ring_that_only_a_newer_version_can_read_makes_a_waiter_look(words):
     stage = queued(acquiring(wait=60.0)).rings(*words, after=0.5)
     assert mode_and_ticket(stage.step) == ("queue", b"100")
 
 
-def test_a_waiter_who_is_asked_whether_it_is_there_sleeps_on() -> None:
+def test_a_waiter_who_is_asked_whether_it_is_there_sleeps_on():
     stage = queued(acquiring(wait=60.0))
     asleep = stage.step
     stage.rings("alive", ID, after=0.5)
     assert stage.step == asleep._replace(seconds=pytest.approx(asleep.seconds - 0.5))
 
 
-def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_looks() -> None:
+def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_looks():
     lookout = Looks(again_after=2.0)
     stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=lookout))
     queued(stage, after=0.0)
@@ -661,7 +644,7 @@ def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_lo
     assert lookout.tickets == [b"100", b"100"]
 
 
-def test_a_wait_that_is_over_is_not_looked_at() -> None:
+def test_a_wait_that_is_over_is_not_looked_at():
     looks = Looks()
     stage = Stage(flows.acquire(request(wait=looks.due), 0.0, lookout=looks))
     queued(stage).rings()
@@ -670,7 +653,7 @@ def test_a_wait_that_is_over_is_not_looked_at() -> None:
     assert looks.tickets == []
 
 
-def test_what_rings_while_a_waiter_looks_for_a_circle_is_heard_after_it() -> None:
+def test_what_rings_while_a_waiter_looks_for_a_circle_is_heard_after_it():
     stage = Stage(flows.acquire(request(wait=1.05), 0.0, lookout=Looks()))
     queued(stage, after=0.0).rings().is_looked()
     assert stage.step == Listen(ID, pytest.approx(-0.05))
@@ -678,7 +661,7 @@ def test_what_rings_while_a_waiter_looks_for_a_circle_is_heard_after_it() -> Non
     assert stage.is_told().result.fence == 7
 
 
-def test_a_waiter_in_a_circle_leaves_the_queue() -> None:
+def test_a_waiter_in_a_circle_leaves_the_queue():
     stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=Looks()))
     queued(stage, after=0.0).rings()
     assert undoes(stage.raises(LockMisuse(NAME, "a circle")).step)
@@ -687,7 +670,7 @@ def test_a_waiter_in_a_circle_leaves_the_queue() -> None:
 
 
 @pytest.mark.proves("R14")
-def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
+def test_r14_a_handed_over_lease_is_ours_without_a_round_trip():
     stage = queued(acquiring(wait=60.0), after=0.01)
     stage.rings("granted", ID, 7, granted_at(0.5), after=0.6)
     assert stage.step == Tell(scripts.RENEW, NAME, (TOKEN, 10_000, "-00000"))
@@ -713,9 +696,7 @@ def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
 )
 @pytest.mark.parametrize("after", [0.5, 1.9])
 @pytest.mark.parametrize("options", [Options(), Options(ttl=0.4), Options(wait=1.5)])
-def test_a_form_understands_a_ring_as_its_flow_does(
-    options: Options, after: float, ring: str
-) -> None:
+def test_a_form_understands_a_ring_as_its_flow_does(options, after, ring):
     form = FirstTry(NAME, OWNER, terms_of(options, Conf(alias="default")))
     form.reply = [b"queued", b"100", 60_000, b"%d" % int(EPOCH * 1e6), 1]
     form.now = 0.01
@@ -735,7 +716,7 @@ def test_a_form_understands_a_ring_as_its_flow_does(
         assert end.value.value == granted
 
 
-def test_a_short_lease_is_claimed_for_its_ttl_only() -> None:
+def test_a_short_lease_is_claimed_for_its_ttl_only():
     stage = queued(acquiring(ttl=0.4))
     stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
     assert stage.is_told().result.deadline == pytest.approx(0.1 + 0.4 - drift(0.5))
@@ -749,23 +730,21 @@ def test_a_short_lease_is_claimed_for_its_ttl_only() -> None:
         pytest.param(0.1, 3600.0, id="read after a long stop"),
     ],
 )
-def test_a_stale_bell_is_a_reason_to_ask_not_a_grant(granted: float, read: float) -> None:
+def test_a_stale_bell_is_a_reason_to_ask_not_a_grant(granted, read):
     stage = queued(acquiring(wait=math.inf), after=0.0)
     stage.rings("granted", ID, 7, granted_at(granted), after=read)
     assert mode_and_ticket(stage.step) == ("queue", b"100")
 
 
 @pytest.mark.parametrize(("granted", "read"), [(0.0, 0.0), (0.5, 0.4 + CONFIRM_WITHIN / 2)])
-def test_a_bell_is_believed_from_the_last_look_on_for_half_a_claim(
-    granted: float, read: float
-) -> None:
+def test_a_bell_is_believed_from_the_last_look_on_for_half_a_claim(granted, read):
     stage = queued(acquiring(wait=math.inf), after=0.0)
     stage.rings("granted", ID, 7, granted_at(granted), after=read)
     assert isinstance(stage.step, Tell)
 
 
 @pytest.mark.parametrize("fields", [{"replicas": 1}, {"markers": A_RUN}], ids=str)
-def test_a_grant_that_needs_more_than_a_bell_is_confirmed_by_asking(fields: dict[str, Any]) -> None:
+def test_a_grant_that_needs_more_than_a_bell_is_confirmed_by_asking(fields):
     stage = queued(acquiring(**fields), after=0.0)
     stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
     assert asks(stage.step)
@@ -773,7 +752,7 @@ def test_a_grant_that_needs_more_than_a_bell_is_confirmed_by_asking(fields: dict
     assert granted.ends == granted.deadline
 
 
-def test_a_confirmation_that_cannot_be_sent_is_asked_for_instead() -> None:
+def test_a_confirmation_that_cannot_be_sent_is_asked_for_instead():
     stage = queued(acquiring(), after=0.0)
     stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
     assert isinstance(stage.step, Tell)
@@ -783,7 +762,7 @@ def test_a_confirmation_that_cannot_be_sent_is_asked_for_instead() -> None:
     assert granted.ends == granted.deadline
 
 
-def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> None:
+def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue():
     stage = queued(acquiring(wait=1.0)).rings()
     assert stage.now == pytest.approx(1.0)
     assert mode_and_ticket(stage.step) == ("last", b"100")
@@ -794,18 +773,18 @@ def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> N
 
 
 @pytest.mark.proves("R5")
-def test_r5_a_look_that_is_repeated_after_the_wait_is_the_last_one() -> None:
+def test_r5_a_look_that_is_repeated_after_the_wait_is_the_last_one():
     stage = queued(acquiring(wait=1.0)).rings("look", ID, 1, after=0.9).rings()
     assert mode_and_ticket(stage.step) == ("queue", b"100")
     assert mode_and_ticket(stage.is_silent().step) == ("last", b"100")
 
 
-def test_the_last_look_may_still_find_the_lock_free() -> None:
+def test_the_last_look_may_still_find_the_lock_free():
     stage = queued(acquiring(wait=1.0)).rings()
     assert stage.answers(b"7").result.fence == 7
 
 
-def test_an_endless_wait_never_looks_for_the_last_time() -> None:
+def test_an_endless_wait_never_looks_for_the_last_time():
     stage = acquiring(wait=math.inf)
     for _ in range(1000):
         queued(stage).rings()
@@ -820,7 +799,7 @@ SPLIT = [b"split", 9000, VALUE, 9000]
 BUSY = [b"busy", 9000, VALUE, 9000]
 
 
-def pauses_after(stage: Stage, answer: list[Any], after: float = 0.001) -> list[float]:
+def pauses_after(stage, answer, after=0.001):
     """The pauses of an acquire that hears nothing else until it ends."""
     pauses = []
     while not stage.ended:
@@ -832,14 +811,14 @@ def pauses_after(stage: Stage, answer: list[Any], after: float = 0.001) -> list[
     return pauses
 
 
-def assert_growing_and_jittered(pauses: list[float]) -> None:
+def assert_growing_and_jittered(pauses):
     """Each pause is of a random length, between half of its bound and all of it."""
     bounds = [min(SHORTEST_PAUSE * 2**n, LONGEST_PAUSE) for n in range(len(pauses))]
     assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=True))
     assert len({pause / bound for pause, bound in zip(pauses, bounds, strict=True)}) > 5
 
 
-def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses() -> None:
+def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses():
     stage = acquiring(wait=1.0)
     *pauses, last = pauses_after(stage, BUSY, after=0.0)
     assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0, "lottery")
@@ -848,7 +827,7 @@ def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses
     assert 0 <= last <= LONGEST_PAUSE
 
 
-def test_after_a_split_vote_it_asks_again_even_without_a_wait() -> None:
+def test_after_a_split_vote_it_asks_again_even_without_a_wait():
     stage = acquiring(wait=0.0).answers(SPLIT).sleeps()
     assert asks(stage.step)
     assert stage.answers(b"7").result.fence == 7
@@ -856,7 +835,7 @@ def test_after_a_split_vote_it_asks_again_even_without_a_wait() -> None:
     assert acquiring(wait=0.0).answers(SPLIT).sleeps().answers(BUSY).ended
 
 
-def test_votes_that_stay_split_end_as_busy_after_a_few_tries_at_random_times() -> None:
+def test_votes_that_stay_split_end_as_busy_after_a_few_tries_at_random_times():
     stage = acquiring(wait=0.0)
     pauses = pauses_after(stage, SPLIT)
     assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0, "lottery")
@@ -864,7 +843,7 @@ def test_votes_that_stay_split_end_as_busy_after_a_few_tries_at_random_times() -
     assert_growing_and_jittered(pauses)
 
 
-def test_the_last_try_after_a_wait_may_be_split_too() -> None:
+def test_the_last_try_after_a_wait_may_be_split_too():
     stage = acquiring(wait=1.0)
     while mode_and_ticket(stage.step)[0] == "queue":
         stage.answers(BUSY, after=0.0).sleeps()
@@ -877,7 +856,7 @@ def test_the_last_try_after_a_wait_may_be_split_too() -> None:
 
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("timeout", [0.01, 0.04, 0.06, OPERATION_TIMEOUT])
-def test_all_tries_after_split_votes_end_within_two_operation_timeouts(timeout: float) -> None:
+def test_all_tries_after_split_votes_end_within_two_operation_timeouts(timeout):
     for seconds in (0.0, timeout / 9, timeout / 4, 0.7 * timeout):
         stage = acquiring(wait=0.0, operation_timeout=timeout)
         pauses_after(stage, SPLIT, after=seconds)
@@ -885,13 +864,13 @@ def test_all_tries_after_split_votes_end_within_two_operation_timeouts(timeout: 
         assert stage.now <= 2 * timeout
 
 
-def test_after_a_split_vote_that_awaited_a_silent_server_there_is_time_to_ask_again() -> None:
+def test_after_a_split_vote_that_awaited_a_silent_server_there_is_time_to_ask_again():
     stage = acquiring(wait=0.0).answers(SPLIT, after=0.75 * OPERATION_TIMEOUT).sleeps()
     assert asks(stage.step)
     assert stage.now + stage.step.within == pytest.approx(1.5 * OPERATION_TIMEOUT)
 
 
-def test_after_a_split_vote_the_next_try_has_half_of_its_time_at_least() -> None:
+def test_after_a_split_vote_the_next_try_has_half_of_its_time_at_least():
     latest = (1.5 - 0.75 / 2) * OPERATION_TIMEOUT - SHORTEST_PAUSE
     stage = acquiring(wait=0.0).answers(SPLIT, after=latest).sleeps()
     assert asks(stage.step)
@@ -899,7 +878,7 @@ def test_after_a_split_vote_the_next_try_has_half_of_its_time_at_least() -> None
     assert isinstance(acquiring(wait=0.0).answers(SPLIT, after=latest + 1e-9).result, Busy)
 
 
-def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free() -> None:
+def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free():
     stage = acquiring().answers([b"busy", 9000, VALUE, 9000]).sleeps()
     assert mode_and_ticket(stage.step)[0] == "queue"
     assert stage.answers(b"7").result.fence == 7
@@ -908,19 +887,19 @@ def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free() ->
 # --- acquire: interrupted -------------------------------------------------------------------
 
 
-def waiting_for_an_answer() -> Stage:
+def waiting_for_an_answer():
     return acquiring()
 
 
-def waiting_for_the_bell() -> Stage:
+def waiting_for_the_bell():
     return queued(acquiring())
 
 
-def pausing() -> Stage:
+def pausing():
     return acquiring().is_silent().is_silent()
 
 
-def confirming() -> Stage:
+def confirming():
     stage = queued(acquiring(), after=0.0)
     return stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
 
@@ -969,13 +948,13 @@ def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(
 
 
 @pytest.mark.proves("R4")
-def test_r4_an_undo_takes_at_most_a_second() -> None:
+def test_r4_an_undo_takes_at_most_a_second():
     stage = acquiring(operation_timeout=60.0).raises(KeyboardInterrupt())
     within = stage.step.within
     assert within + stage.is_silent().step.within == UNDO_WITHIN
 
 
-def test_an_undo_that_is_interrupted_itself_gives_up() -> None:
+def test_an_undo_that_is_interrupted_itself_gives_up():
     with pytest.raises(SystemExit):
         acquiring().raises(KeyboardInterrupt()).raises(SystemExit(1))
 
@@ -986,7 +965,7 @@ def test_a_flow_that_nobody_performs_any_more_just_ends(begin: Any) -> None:
 
 
 @pytest.mark.proves("R4")
-def test_r4_an_acquire_of_any_of_two_permits_says_of_how_many_and_so_does_its_undo() -> None:
+def test_r4_an_acquire_of_any_of_two_permits_says_of_how_many_and_so_does_its_undo():
     stage = acquiring(limit=2)
     assert stage.step.script is scripts.ACQUIRE_PERMIT
     assert stage.step.args[-1] == 2
@@ -994,14 +973,14 @@ def test_r4_an_acquire_of_any_of_two_permits_says_of_how_many_and_so_does_its_un
     assert stage.step.args == (TOKEN, b"", 2)
 
 
-def test_an_undo_and_a_confirmation_are_of_the_first_permit_unless_that_is_said() -> None:
+def test_an_undo_and_a_confirmation_are_of_the_first_permit_unless_that_is_said():
     undo = next(flows.undo(NAME, TOKEN, OPERATION_TIMEOUT))
     assert isinstance(undo, Call)
     assert (undo.args, undo.permit) == ((TOKEN,), 1)
     assert flows.confirmation(NAME, TOKEN, TTL, True).permit == 1
 
 
-def test_unavailable_is_told_although_the_undo_is_unanswered() -> None:
+def test_unavailable_is_told_although_the_undo_is_unanswered():
     stage = acquiring(wait=0.0).is_silent().is_silent().is_silent()
     with pytest.raises(LockUnavailable):
         stage.is_silent()
@@ -1010,7 +989,7 @@ def test_unavailable_is_told_although_the_undo_is_unanswered() -> None:
 # --- release ------------------------------------------------------------------------------------
 
 
-def releasing(**fields: Any) -> Stage:
+def releasing(**fields):
     defaults = {
         "name": NAME,
         "token": TOKEN,
@@ -1026,7 +1005,7 @@ def releasing(**fields: Any) -> Stage:
     return Stage(flows.release(Ending(**{**defaults, **fields})))
 
 
-def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
+def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind():
     run = RunMarker(id="a-task", recognised_for=60.0)
     call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run, retention="9000/10").step
     args = (TOKEN, ID, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000, "9000/10")
@@ -1035,7 +1014,7 @@ def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
     assert releasing(ended="failed").step.args == nothing
 
 
-def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_is() -> None:
+def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_is():
     assert releasing().step == Call(
         scripts.RELEASE, NAME, (TOKEN,), within=0.75 * OPERATION_TIMEOUT
     )
@@ -1046,9 +1025,7 @@ def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_i
     ("word", "reason"),
     [(b"released", None), (b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")],
 )
-def test_r6_a_release_tells_whether_the_lease_was_still_there(
-    word: bytes, reason: str | None
-) -> None:
+def test_r6_a_release_tells_whether_the_lease_was_still_there(word, reason):
     assert releasing().answers(word).result == reason
 
 
@@ -1057,15 +1034,13 @@ def test_r6_a_release_tells_whether_the_lease_was_still_there(
     ("word", "reason"),
     [(b"released", None), (b"gone", None), (b"taken", None), (b"forced", "forced")],
 )
-def test_r6_after_our_own_resend_a_missing_lease_was_released_by_the_first_try(
-    word: bytes, reason: str | None
-) -> None:
+def test_r6_after_our_own_resend_a_missing_lease_was_released_by_the_first_try(word, reason):
     assert releasing().is_silent().answers(word).result == reason
 
 
 @pytest.mark.proves("P5", "R6")
 @pytest.mark.parametrize(("word", "reason"), [(b"gone", "expired"), (b"taken", "taken")])
-def test_r6_a_first_try_that_was_not_carried_out_proves_nothing(word: bytes, reason: str) -> None:
+def test_r6_a_first_try_that_was_not_carried_out_proves_nothing(word, reason):
     assert releasing().turns_away().answers(word).result == reason
     # One that may have been is enough.
     assert releasing(insist=True).turns_away().is_silent().sleeps().answers(word).result is None
@@ -1073,12 +1048,12 @@ def test_r6_a_first_try_that_was_not_carried_out_proves_nothing(word: bytes, rea
 
 @pytest.mark.proves("R6")
 @pytest.mark.parametrize(("word", "reason"), [(b"gone", "expired"), (b"taken", "taken")])
-def test_r6_a_first_try_after_the_deadline_proves_nothing(word: bytes, reason: str) -> None:
+def test_r6_a_first_try_after_the_deadline_proves_nothing(word, reason):
     assert releasing(deadline=0.0).is_silent().answers(word).result == reason
 
 
 @pytest.mark.proves("R6")
-def test_r6_it_is_enough_that_one_of_the_tries_was_in_time() -> None:
+def test_r6_it_is_enough_that_one_of_the_tries_was_in_time():
     stage = releasing(deadline=0.1, insist=True).is_silent(after=0.05).is_silent(after=0.01)
     assert isinstance(stage.step, Pause)
     stage.now = 0.2
@@ -1092,8 +1067,8 @@ def test_r6_it_is_enough_that_one_of_the_tries_was_in_time() -> None:
     [{"min_hold": 60.0}, {"once": 60.0}, {"ended": "done", "run": RunMarker("a-task", 60.0)}],
 )
 def test_r6_what_was_to_be_left_behind_is_not_taken_for_noted_once_the_lease_may_have_ended(
-    left: dict[str, Any], word: bytes
-) -> None:
+    left, word
+):
     assert releasing(**left).step.script is scripts.CONCLUDE
     # A lease that is missing while it must still last was ended by one of the tries.
     assert releasing(**left).is_silent().answers(word).result is None
@@ -1106,13 +1081,11 @@ def test_r6_what_was_to_be_left_behind_is_not_taken_for_noted_once_the_lease_may
 
 @pytest.mark.proves("R6")
 @pytest.mark.parametrize("left", [{}, {"ended": "failed"}])
-def test_r6_a_late_answer_to_a_resend_is_a_success_if_nothing_but_a_listing_lacks_it(
-    left: dict[str, Any],
-) -> None:
+def test_r6_a_late_answer_to_a_resend_is_a_success_if_nothing_but_a_listing_lacks_it(left):
     assert releasing(**left).is_silent().answers(b"gone", after=4.0).result is None
 
 
-def test_a_release_resends_the_same_command_once_then_says_unavailable() -> None:
+def test_a_release_resends_the_same_command_once_then_says_unavailable():
     stage = releasing()
     first = stage.step
     assert stage.is_silent().step == first
@@ -1120,7 +1093,7 @@ def test_a_release_resends_the_same_command_once_then_says_unavailable() -> None
         stage.is_silent()
 
 
-def test_leaving_a_block_insists_until_the_deadline() -> None:
+def test_leaving_a_block_insists_until_the_deadline():
     stage, tries, pauses = releasing(insist=True, deadline=60.0), 0, []
     with pytest.raises(LockUnavailable):  # noqa: PT012
         while True:
@@ -1138,14 +1111,14 @@ def test_leaving_a_block_insists_until_the_deadline() -> None:
         releasing(insist=True, deadline=1.0).is_silent(after=0.5).is_silent(after=0.5)
 
 
-def test_leaving_a_block_insists_until_the_end_that_a_confirmed_hand_over_has() -> None:
+def test_leaving_a_block_insists_until_the_end_that_a_confirmed_hand_over_has():
     stage = releasing(insist=True, deadline=0.5, ends=5.0).is_silent(after=0.4).is_silent(after=2.0)
     assert isinstance(stage.step, Pause)
     # Its first try was in time, so whatever the server says now, it was released.
     assert stage.sleeps().answers(b"gone").result is None
 
 
-def test_a_refused_release_is_unavailable_at_once() -> None:
+def test_a_refused_release_is_unavailable_at_once():
     with pytest.raises(LockUnavailable, match="NOPERM") as raised:
         releasing(insist=True).refuses()
     assert isinstance(raised.value.__cause__, OSError)
@@ -1171,7 +1144,7 @@ def test_r4_an_interrupted_release_is_sent_once_more_shielded(
     assert raised.value is error
 
 
-def test_a_release_interrupted_in_its_pause_is_sent_once_more_too() -> None:
+def test_a_release_interrupted_in_its_pause_is_sent_once_more_too():
     stage = releasing(insist=True).is_silent().is_silent()
     assert isinstance(stage.step, Pause)
     stage.raises(asyncio.CancelledError())
@@ -1181,38 +1154,38 @@ def test_a_release_interrupted_in_its_pause_is_sent_once_more_too() -> None:
         stage.answers(b"released")
 
 
-def test_a_release_that_nobody_performs_any_more_just_ends() -> None:
+def test_a_release_that_nobody_performs_any_more_just_ends():
     releasing().flow.close()
 
 
 # --- renew --------------------------------------------------------------------------------------
 
 
-def renewing(renewals: int = 3) -> Stage:
+def renewing(renewals=3):
     return Stage(flows.answer_to_renewal(Renewal(NAME, TOKEN, TTL, renewals), OPERATION_TIMEOUT))
 
 
-def test_a_renewal_says_for_how_long_and_how_many_there_were() -> None:
+def test_a_renewal_says_for_how_long_and_how_many_there_were():
     assert renewing().step == Call(
         scripts.RENEW, NAME, (TOKEN, 10_000, "-00003"), within=0.75 * OPERATION_TIMEOUT
     )
 
 
-def test_the_count_of_renewals_keeps_its_five_digits() -> None:
+def test_the_count_of_renewals_keeps_its_five_digits():
     assert renewing(renewals=12_345_678).step.args[2] == "-99999"
 
 
-def test_r2_a_renewal_is_resent_once_and_counts_from_the_resend() -> None:
+def test_r2_a_renewal_is_resent_once_and_counts_from_the_resend():
     answer = renewing().is_silent(after=1.0).answers(b"renewed").result
     assert (answer.value, answer.sent) == (b"renewed", 1.0)
 
 
-def test_a_renewal_that_stays_unanswered_is_unavailable_not_lost() -> None:
+def test_a_renewal_that_stays_unanswered_is_unavailable_not_lost():
     with pytest.raises(LockUnavailable):
         renewing().is_silent().is_silent()
 
 
-def test_a_refused_renewal_is_unavailable_at_once() -> None:
+def test_a_refused_renewal_is_unavailable_at_once():
     with pytest.raises(LockUnavailable, match="NOPERM"):
         renewing().refuses()
 
@@ -1220,19 +1193,19 @@ def test_a_refused_renewal_is_unavailable_at_once() -> None:
 # --- a hold, and a hand-over --------------------------------------------------------------------
 
 
-def test_a_hold_is_first_in_line_until_the_lease_in_its_way_has_ended() -> None:
+def test_a_hold_is_first_in_line_until_the_lease_in_its_way_has_ended():
     stage = Stage(flows.hold(request(wait=0.0, is_hold=True), now=0.0))
     assert mode_and_ticket(stage.step)[0] == "hold"
     assert queued(stage, left_ms=1500).result == FirstInLine(1.5)
 
 
-def test_a_hold_that_is_granted_has_a_fence() -> None:
+def test_a_hold_that_is_granted_has_a_fence():
     stage = Stage(flows.hold(request(wait=0.0, is_hold=True), now=0.0))
     assert stage.answers(b"7").result.fence == 7
 
 
-def test_busy_tells_which_operator_keeps_the_lock_and_why() -> None:
-    def told(reason: str) -> Busy:
+def test_busy_tells_which_operator_keeps_the_lock_and_why():
+    def told(reason):
         owner = Owner(operator="ada", reason=reason)
         return Busy(Holding("", owner, "held", since=3.0), 1.5, 9.0, "lottery")
 
@@ -1244,11 +1217,11 @@ def test_busy_tells_which_operator_keeps_the_lock_and_why() -> None:
 OVER = flows.HandOver(NAME, TOKEN, "n" * 32, ID, 3.0, OWNER, OPERATION_TIMEOUT, retention="1/2/3")
 
 
-def handing_over() -> Stage:
+def handing_over():
     return Stage(flows.hand_over(OVER))
 
 
-def test_a_lease_is_handed_over_to_the_id_that_is_taken_up() -> None:
+def test_a_lease_is_handed_over_to_the_id_that_is_taken_up():
     stage = handing_over()
     args = TOKEN, "n" * 32, ID, 3000, OWNER.packed, "1/2/3"
     assert stage.step == Call(scripts.HAND_OVER, NAME, args, within=0.75 * OPERATION_TIMEOUT)
@@ -1259,12 +1232,12 @@ def test_a_lease_is_handed_over_to_the_id_that_is_taken_up() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
 )
-def test_a_lease_that_was_lost_cannot_be_handed_over(answer: bytes, reason: str) -> None:
+def test_a_lease_that_was_lost_cannot_be_handed_over(answer, reason):
     assert handing_over().answers(answer).result == reason
 
 
 @pytest.mark.proves("R4")
-def test_r4_what_a_hand_over_may_have_done_is_undone_for_both_tokens() -> None:
+def test_r4_what_a_hand_over_may_have_done_is_undone_for_both_tokens():
     with pytest.raises(LockUnavailable, match="Timeout"):
         handing_over().is_silent().is_silent()
     stage = Stage(flows.take_back(OVER))
@@ -1279,21 +1252,21 @@ def test_r4_what_a_hand_over_may_have_done_is_undone_for_both_tokens() -> None:
 # --- ask ----------------------------------------------------------------------------------------
 
 
-def looking() -> Stage:
+def looking():
     return Stage(flows.result_of(Call(scripts.LOOK, NAME, (), within=1.0)))
 
 
-def test_asking_returns_what_the_script_returned() -> None:
+def test_asking_returns_what_the_script_returned():
     assert looking().answers([b"", -2, 0]).result == [b"", -2, 0]
 
 
-def test_asking_is_resent_once() -> None:
+def test_asking_is_resent_once():
     assert looking().is_silent().answers(1).result == 1
     with pytest.raises(LockUnavailable, match="Timeout"):
         looking().is_silent().is_silent()
 
 
-def test_asking_that_is_refused_is_unavailable_at_once() -> None:
+def test_asking_that_is_refused_is_unavailable_at_once():
     with pytest.raises(LockUnavailable, match="NOPERM"):
         looking().refuses()
 
@@ -1305,7 +1278,5 @@ def test_asking_that_is_refused_is_unavailable_at_once() -> None:
 @pytest.mark.parametrize(
     ("seconds", "ms"), [(0.01, 10), (0.0101, 11), (1.0, 1000), (0.0, 1), (-3.0, 1), (1e-9, 1)]
 )
-def test_r12_the_server_gets_whole_milliseconds_of_which_none_deletes(
-    seconds: float, ms: int
-) -> None:
+def test_r12_the_server_gets_whole_milliseconds_of_which_none_deletes(seconds, ms):
     assert flows.milliseconds(seconds) == ms

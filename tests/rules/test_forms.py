@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from django_redislock import process
@@ -32,14 +30,14 @@ TERMS = Terms(
 MARKERS = DoneMarkers(once=True)
 
 
-def queued_form(**fields: Any) -> FirstTry:
+def queued_form(**fields):
     """It was sent at 1 and the server has queued it, which was read soon after."""
     form = FirstTry("lottery", OWNER, TERMS, **fields)
     form.reply, form.sent, form.now = [b"queued", b"100", 800, b"5000000", 1], 1.0, 1.05
     return form
 
 
-def test_an_acquire_says_what_it_wants_and_belongs_to_this_process() -> None:
+def test_an_acquire_says_what_it_wants_and_belongs_to_this_process():
     form = FirstTry("lottery", OWNER, TERMS, 2)
     assert (form.name, form.owner, form.terms, form.replicas) == ("lottery", OWNER, TERMS, 2)
     assert form.made_in is process.current
@@ -50,13 +48,13 @@ def test_an_acquire_says_what_it_wants_and_belongs_to_this_process() -> None:
     assert FirstTry("lottery", OWNER, TERMS).replicas == 0
 
 
-def test_an_acquire_that_replicas_acknowledge_is_more_than_one_command() -> None:
+def test_an_acquire_that_replicas_acknowledge_is_more_than_one_command():
     assert FirstTry("lottery", OWNER, TERMS).is_plain
     assert not FirstTry("lottery", OWNER, TERMS, 1).is_plain
     assert not Form.is_plain  # Nor is that of several locks.
 
 
-def test_an_acquire_of_any_of_two_permits_says_of_how_many() -> None:
+def test_an_acquire_of_any_of_two_permits_says_of_how_many():
     two = TERMS._replace(limit=2)
     form, marked = FirstTry("lottery", OWNER, two), FirstTry("lottery", OWNER, two, 0, MARKERS)
     assert (form.script, form.args, form.limit) == (scripts.ACQUIRE_PERMIT, 10, 2)
@@ -70,7 +68,7 @@ def test_an_acquire_of_any_of_two_permits_says_of_how_many() -> None:
 
 
 @pytest.mark.proves("R1")
-def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess() -> None:
+def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess():
     forms = [FirstTry("lottery", OWNER, TERMS) for _ in range(2)]
     for form in forms:
         assert (len(form.token), len(form.id)) == (32, 16)
@@ -80,13 +78,13 @@ def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess() -> None:
 
 
 @pytest.mark.parametrize(("wait", "waits"), [(0.0, False), (0.1, True), (5.0, True)])
-def test_only_who_waits_must_be_rung(wait: float, waits: bool) -> None:
+def test_only_who_waits_must_be_rung(wait, waits):
     assert FirstTry("lottery", OWNER, TERMS._replace(wait=wait)).waits is waits
     release = Release("lottery", "token", TERMS, 0.0, 0.0, "", None)
     assert (release.waits, release.replicas, release.is_told) == (False, 0, False)
 
 
-def test_its_flow_asks_for_the_same() -> None:
+def test_its_flow_asks_for_the_same():
     form = FirstTry("lottery", OWNER, TERMS, 2, MARKERS)
     assert form.request() == Request(
         name="lottery",
@@ -107,7 +105,7 @@ def test_its_flow_asks_for_the_same() -> None:
     assert (form.request().id, form.request().takes_up) == ("an-id", True)
 
 
-def test_it_listens_until_the_lease_in_its_way_may_have_ended() -> None:
+def test_it_listens_until_the_lease_in_its_way_may_have_ended():
     assert queued_form().seconds_to_listen() == listens_until(1.05, 800, 6.0) - 1.05
     assert queued_form().seconds_to_listen() == pytest.approx(0.801)
     assert queued_form(markers=MARKERS).seconds_to_listen() == 0.0
@@ -119,7 +117,7 @@ def test_it_listens_until_the_lease_in_its_way_may_have_ended() -> None:
     assert late.seconds_to_listen() == pytest.approx(0.45)
 
 
-def test_the_bell_hands_it_the_lock() -> None:
+def test_the_bell_hands_it_the_lock():
     form = queued_form()
     form.seconds_to_listen()
     granted = form.heard(f"granted {form.id} 7 5100000".encode(), 1.2)
@@ -134,21 +132,21 @@ def test_the_bell_hands_it_the_lock() -> None:
 @pytest.mark.parametrize(
     "ring", [None, b"granted another-id 7 5100000", b"granted", b"\xff\xfe", b""]
 )
-def test_a_bell_that_is_not_for_it_is_a_reason_to_look(ring: bytes | None) -> None:
+def test_a_bell_that_is_not_for_it_is_a_reason_to_look(ring):
     form = queued_form()
     form.seconds_to_listen()
     assert form.heard(ring, 1.2) is None
     assert form.bell == Bell([], 1.2)
 
 
-def test_a_bell_that_says_to_look_is_told_to_the_flow() -> None:
+def test_a_bell_that_says_to_look_is_told_to_the_flow():
     form = queued_form()
     form.seconds_to_listen()
     assert form.heard(f"look {form.id} 300".encode(), 1.2) is None
     assert form.bell == Bell(["look", form.id, "300"], 1.2)
 
 
-def test_the_flow_is_told_what_was_answered_in_that_order() -> None:
+def test_the_flow_is_told_what_was_answered_in_that_order():
     form = queued_form()
     answer = Answer(form.reply, 1.0, 1.05)
     assert form.answers == [answer]
@@ -157,7 +155,7 @@ def test_the_flow_is_told_what_was_answered_in_that_order() -> None:
     assert form.answers == [answer, form.bell, None]
 
 
-def test_a_release_is_a_form_if_nothing_stays_behind() -> None:
+def test_a_release_is_a_form_if_nothing_stays_behind():
     form = Release("lottery", "token", TERMS, 1.0, 2.0, "done", None)
     assert (form.script, form.args) == (scripts.RELEASE, 1)
     assert (form.name, form.token, form.terms, form.permit) == ("lottery", "token", TERMS, 1)
@@ -170,6 +168,6 @@ def test_a_release_is_a_form_if_nothing_stays_behind() -> None:
 @pytest.mark.parametrize(
     "left", [(1.0, 0.0, "", None), (0.0, 1.0, "", None), (0.0, 0.0, "done", None)]
 )
-def test_a_release_that_leaves_something_behind_is_none(left: Any) -> None:
+def test_a_release_that_leaves_something_behind_is_none(left):
     assert not Release("lottery", "token", TERMS, *left).is_plain
     assert not Release("lottery", "token", TERMS, 0.0, 0.0, "", "expired").is_plain

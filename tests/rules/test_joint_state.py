@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from django_redislock.joint_holds import JointState
 from tests.rules.test_lease_state import END, TTL, claimed, is_renewed, me, state
 
 
-def joint(**of_second: Any) -> tuple[JointState, Any, Any]:
+def joint(**of_second):
     """Two of a joint lease, and the parts."""
     first, second = state(name="a"), state(name="b", **of_second)
     return JointState([first, second]), first, second
 
 
-def test_it_is_called_by_all_names_and_belongs_to_whom_its_parts_belong() -> None:
+def test_it_is_called_by_all_names_and_belongs_to_whom_its_parts_belong():
     caller = object()
     parts = (
         state(name="a", caller=caller, permit=2, granted_at=1.0),
@@ -32,7 +30,7 @@ def test_it_is_called_by_all_names_and_belongs_to_whom_its_parts_belong() -> Non
     assert not joint()[0].is_of_run
 
 
-def test_of_one_lock_it_is_what_that_one_is() -> None:
+def test_of_one_lock_it_is_what_that_one_is():
     one = JointState([state(name="a")])
     assert (one.name, one.deadline, one.holder()) == ("a", END, me)
     assert one.is_ours
@@ -40,7 +38,7 @@ def test_of_one_lock_it_is_what_that_one_is() -> None:
     assert one.loss(1.0).name == "a"
 
 
-def test_it_lasts_as_long_as_the_part_that_ends_first() -> None:
+def test_it_lasts_as_long_as_the_part_that_ends_first():
     both, first, second = joint(ttl=2 * TTL, deadline=1.0, ends=5.0)
     assert (both.ttl, both.deadline, both.ends, both.renewals) == (TTL, 1.0, 5.0, 0)
     is_renewed(second, sent=0.5)
@@ -51,7 +49,7 @@ def test_it_lasts_as_long_as_the_part_that_ends_first() -> None:
 
 
 @pytest.mark.proves("P1")
-def test_p1_it_is_held_while_all_parts_are() -> None:
+def test_p1_it_is_held_while_all_parts_are():
     both = JointState([state(), claimed(ends=5.0)])
     assert both.is_held(0.9)
     assert not both.is_in_doubt(0.9)
@@ -63,7 +61,7 @@ def test_p1_it_is_held_while_all_parts_are() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_it_is_lost_with_the_first_part_that_is(number: int) -> None:
+def test_it_is_lost_with_the_first_part_that_is(number):
     both, *parts = joint()
     assert both.is_active
     assert not both.is_lost
@@ -76,7 +74,7 @@ def test_it_is_lost_with_the_first_part_that_is(number: int) -> None:
     assert (both.loss(1.0).name, both.loss(1.0).reason) == ("ab"[number], "forced")
 
 
-def test_it_is_ended_once_all_parts_are() -> None:
+def test_it_is_ended_once_all_parts_are():
     both, first, second = joint()
     first.unnest()
     assert not both.is_ended
@@ -86,14 +84,14 @@ def test_it_is_ended_once_all_parts_are() -> None:
     assert "released" in str(both.loss(1.0))
 
 
-def test_what_concerns_the_parts_is_left_to_them() -> None:
+def test_what_concerns_the_parts_is_left_to_them():
     both = joint()[0]
     assert both.lose("forced", at_release=True) is False
     assert both.unnest() == 0
     assert both.is_active
 
 
-def test_transactions_hold_all_parts_until_they_are_over() -> None:
+def test_transactions_hold_all_parts_until_they_are_over():
     both, *parts = joint()
     assert both.hold_for_transactions() is True
     assert [(one.transactions, one.times_held) for one in parts] == [(1, 2), (1, 2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
 from weakref import ref
 
 import pytest
@@ -34,9 +33,9 @@ class Holder:
 me = Holder()
 
 
-def state(of: type[LeaseState] = LeaseState, **fields: Any) -> LeaseState:
+def state(of=LeaseState, **fields):
     """Granted at 0 for ten seconds, without a bound."""
-    defaults: dict[str, Any] = {
+    defaults = {
         "name": "lottery",
         "token": "0123456789abcdef" * 2,
         "ttl": TTL,
@@ -50,18 +49,18 @@ def state(of: type[LeaseState] = LeaseState, **fields: Any) -> LeaseState:
     return of(**{**defaults, **fields})
 
 
-def claimed(**fields: Any) -> LeaseState:
+def claimed(**fields):
     """Handed over at 0: one second of it is certain."""
     return state(**{"deadline": 1.0, **fields})
 
 
-def is_renewed(one: LeaseState, *, sent: float, word: bytes = b"renewed", now: float = 0.0) -> None:
+def is_renewed(one, *, sent, word=b"renewed", now=0.0):
     """A renewal that was sent at *sent* is answered."""
     one.answered(one.renewal(sent), Answer(word, sent, now or sent), now or sent)
 
 
 @pytest.mark.proves("P1")
-def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
+def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer():
     one = state()
     assert one.is_held(END - 0.001)
     assert not one.is_held(END)
@@ -69,20 +68,20 @@ def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
     assert one.lost_reason(END) == "expired"
 
 
-def test_it_is_of_the_first_permit_unless_that_is_said() -> None:
+def test_it_is_of_the_first_permit_unless_that_is_said():
     assert (state().permit, state().renewal(1.0).permit) == (1, 1)
     assert state(permit=2).renewal(1.0).permit == 2
 
 
 @pytest.mark.proves("R2")
-def test_r2_a_renewal_counts_from_when_it_was_sent() -> None:
+def test_r2_a_renewal_counts_from_when_it_was_sent():
     one = state()
     is_renewed(one, sent=3.0, now=5.0)
     assert one.deadline == one.ends == 3.0 + END
     assert one.renewals == 1
 
 
-def test_an_answer_that_a_later_one_has_overtaken_shortens_nothing() -> None:
+def test_an_answer_that_a_later_one_has_overtaken_shortens_nothing():
     one = state()
     early = one.renewal(2.0)
     is_renewed(one, sent=4.0)
@@ -90,7 +89,7 @@ def test_an_answer_that_a_later_one_has_overtaken_shortens_nothing() -> None:
     assert one.deadline == 4.0 + END
 
 
-def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end() -> None:
+def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end():
     one = claimed()
     assert one.is_unconfirmed
     assert one.is_held(0.9)
@@ -101,7 +100,7 @@ def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end() -> No
     assert one.lost_reason(END) == "expired"
 
 
-def test_an_answer_confirms_a_hand_over_also_after_its_claim() -> None:
+def test_an_answer_confirms_a_hand_over_also_after_its_claim():
     one = claimed()
     is_renewed(one, sent=4.0)
     assert not one.is_unconfirmed
@@ -111,7 +110,7 @@ def test_an_answer_confirms_a_hand_over_also_after_its_claim() -> None:
 @pytest.mark.parametrize(
     ("word", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
 )
-def test_what_the_server_says_is_why_it_is_lost(word: bytes, reason: str) -> None:
+def test_what_the_server_says_is_why_it_is_lost(word, reason):
     one = state()
     with pytest.raises(LockLost, match="'lottery'") as raised:
         is_renewed(one, sent=3.0, word=word)
@@ -119,7 +118,7 @@ def test_what_the_server_says_is_why_it_is_lost(word: bytes, reason: str) -> Non
 
 
 @pytest.mark.proves("R3")
-def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back() -> None:
+def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back():
     one = state()
     with pytest.raises(LockLost):
         is_renewed(one, sent=3.0, now=END)
@@ -127,7 +126,7 @@ def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back() ->
     assert one.renewals == 0
 
 
-def test_lost_stays_lost_whatever_is_answered_later() -> None:
+def test_lost_stays_lost_whatever_is_answered_later():
     one = state()
     renewal = one.renewal(3.0)
     assert one.lose("forced")
@@ -137,7 +136,7 @@ def test_lost_stays_lost_whatever_is_answered_later() -> None:
     assert not one.is_held(3.2)
 
 
-def test_a_loss_is_told_to_one_caller_only() -> None:
+def test_a_loss_is_told_to_one_caller_only():
     one, told = state(), []
     threads = [threading.Thread(target=lambda: told.append(one.lose("taken"))) for _ in range(8)]
     for thread in threads:
@@ -147,7 +146,7 @@ def test_a_loss_is_told_to_one_caller_only() -> None:
     assert sorted(told) == [False] * 7 + [True]
 
 
-def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
+def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss():
     one = state()
     one.unnest()
     assert not one.lose("taken")
@@ -156,7 +155,7 @@ def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
 
 
 @pytest.mark.proves("P5")
-def test_r8_a_forked_child_notes_no_loss_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r8_a_forked_child_notes_no_loss_of_its_parent(monkeypatch):
     one = state()
     monkeypatch.setattr(process, "current", process.Process())
     assert not one.lose("taken")
@@ -164,21 +163,21 @@ def test_r8_a_forked_child_notes_no_loss_of_its_parent(monkeypatch: pytest.Monke
     assert one.is_held(1.0)
 
 
-def test_the_shortest_lease_is_renewed_when_the_watchdog_looks_at_it() -> None:
+def test_the_shortest_lease_is_renewed_when_the_watchdog_looks_at_it():
     end = SHORTEST_TTL - drift(SHORTEST_TTL)
     for due in SHORTEST_TTL / 3, SHORTEST_TTL / 3 + GRAIN:  # At the beginning or end of a grain.
         assert due < end
         assert state(ttl=SHORTEST_TTL, deadline=end, ends=end).renewal_due(due) is not None
 
 
-def test_p5_ending_it_does_not_hide_that_it_was_lost_before() -> None:
+def test_p5_ending_it_does_not_hide_that_it_was_lost_before():
     one = state()
     one.lose("forced")
     one.unnest()
     assert (one.is_lost, one.lost_reason(1.0)) == (True, "forced")
 
 
-def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends() -> None:
+def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends():
     one = state()
     assert one.unanswered()
     assert not one.unanswered()  # Only the first of them is news.
@@ -186,14 +185,14 @@ def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends() -> No
     assert one.lost_reason(END) == "unreachable"
 
 
-def test_one_answer_makes_up_for_what_was_not_answered() -> None:
+def test_one_answer_makes_up_for_what_was_not_answered():
     one = state()
     one.unanswered()
     is_renewed(one, sent=5.0)
     assert one.lost_reason(5.0 + END) == "expired"
 
 
-def test_the_last_renewal_is_shortened_to_end_at_max_hold() -> None:
+def test_the_last_renewal_is_shortened_to_end_at_max_hold():
     one = state(hold_until=12.0)
     assert one.renewal(3.0).ttl == 9.0
     assert not one.renewal(3.0).renews
@@ -203,34 +202,34 @@ def test_the_last_renewal_is_shortened_to_end_at_max_hold() -> None:
         one.renewal(5.0)
 
 
-def test_what_is_lost_is_not_renewed() -> None:
+def test_what_is_lost_is_not_renewed():
     one = state()
     one.lose("forced")
     with pytest.raises(LockLost):
         one.renewal(1.0)
 
 
-def test_a_renewal_that_would_hardly_lengthen_it_is_not_due() -> None:
+def test_a_renewal_that_would_hardly_lengthen_it_is_not_due():
     one = state(hold_until=TTL)
     assert one.renewal_due(WORTH_RENEWING / 2) is None
     assert one.renewal(1.0).ttl == 9.0  # By hand it is sent all the same.
 
 
-def test_a_renewal_that_lengthens_it_just_enough_is_due() -> None:
+def test_a_renewal_that_lengthens_it_just_enough_is_due():
     assert state(deadline=END - WORTH_RENEWING, ends=END).renewal_due(0.0) is not None
     one = state(deadline=END - WORTH_RENEWING, ends=END - WORTH_RENEWING)
     assert one.renewal_due(0.0) is not None
     assert one.renewal_due(-WORTH_RENEWING / 2) is None
 
 
-def test_a_renewal_that_comes_a_little_late_for_max_hold_loses_nothing() -> None:
+def test_a_renewal_that_comes_a_little_late_for_max_hold_loses_nothing():
     one = state(hold_until=END - 1)
     assert one.renewal_due(END - 1) is None
     assert one.renewal_due(END - 0.5) is None
     assert one.is_held(END - 0.5)
 
 
-def test_without_renewal_only_a_hand_over_is_confirmed() -> None:
+def test_without_renewal_only_a_hand_over_is_confirmed():
     assert state(auto_renew=False).renewal_due(3.0) is None
     confirmation = claimed(auto_renew=False).renewal_due(0.5)
     assert confirmation is not None
@@ -240,7 +239,7 @@ def test_without_renewal_only_a_hand_over_is_confirmed() -> None:
     assert (late.renewals, late.renews) == (1, False)
 
 
-def test_a_confirmation_is_not_counted_as_a_renewal() -> None:
+def test_a_confirmation_is_not_counted_as_a_renewal():
     one = claimed(auto_renew=False)
     confirmation = one.renewal_due(0.5)
     assert confirmation is not None
@@ -248,7 +247,7 @@ def test_a_confirmation_is_not_counted_as_a_renewal() -> None:
     assert (one.is_unconfirmed, one.renewals) == (False, 0)
 
 
-def test_a_longer_ttl_is_that_of_the_lease_from_its_answer_on() -> None:
+def test_a_longer_ttl_is_that_of_the_lease_from_its_answer_on():
     one = state()
     longer = one.renewal(1.0, 60.0)
     assert one.ttl == TTL
@@ -257,7 +256,7 @@ def test_a_longer_ttl_is_that_of_the_lease_from_its_answer_on() -> None:
 
 
 @pytest.mark.proves("P1")
-def test_a_renewal_asks_for_the_longest_ttl_that_one_before_it_asked_for_answered_or_not() -> None:
+def test_a_renewal_asks_for_the_longest_ttl_that_one_before_it_asked_for_answered_or_not():
     one = state()
     longer = one.renewal(1.0, 60.0)
     is_renewed(one, sent=2.0)  # It has the same count: the server keeps the longer ttl.
@@ -268,7 +267,7 @@ def test_a_renewal_asks_for_the_longest_ttl_that_one_before_it_asked_for_answere
 
 
 @pytest.mark.proves("P1")
-def test_a_renewal_that_is_sent_late_outlasts_no_max_hold() -> None:
+def test_a_renewal_that_is_sent_late_outlasts_no_max_hold():
     one = state(hold_until=12.0)
     early = one.renewal(4.0)
     one.answered(early, Answer(b"renewed", 6.0, 6.1), 6.1)  # A second try.
@@ -276,7 +275,7 @@ def test_a_renewal_that_is_sent_late_outlasts_no_max_hold() -> None:
     assert one.deadline == one.ends == 12.0 - drift(6.0)
 
 
-def test_an_error_names_the_setting_that_was_over() -> None:
+def test_an_error_names_the_setting_that_was_over():
     assert "renew is False" in state(auto_renew=False).loss(END).over
     assert "its max_hold of 10 s" in state(hold_until=TTL).loss(END).over
     until = END + drift(TTL) + WORTH_RENEWING  # A renewal would not have been worth it.
@@ -285,7 +284,7 @@ def test_an_error_names_the_setting_that_was_over() -> None:
     assert state().loss(1.0).over == ""
 
 
-def test_an_error_tells_a_release_from_a_loss_before_it() -> None:
+def test_an_error_tells_a_release_from_a_loss_before_it():
     one, lost = state(), state()
     lost.lose("expired")
     for each in one, lost:
@@ -293,7 +292,7 @@ def test_an_error_tells_a_release_from_a_loss_before_it() -> None:
     assert (one.loss(1.0).over, lost.loss(1.0).over) == ("it was released", "")
 
 
-def test_it_is_ended_with_the_last_of_its_acquires() -> None:
+def test_it_is_ended_with_the_last_of_its_acquires():
     one = state(caller=me)
     one.nest()
     assert (one.unnest(), one.is_ended) == (1, False)
@@ -301,18 +300,18 @@ def test_it_is_ended_with_the_last_of_its_acquires() -> None:
     assert one.caller is me
 
 
-def test_it_is_a_runs_if_that_is_said_at_its_making() -> None:
+def test_it_is_a_runs_if_that_is_said_at_its_making():
     assert [state().is_of_run, state(is_of_run=True).is_of_run] == [False, True]
 
 
-def test_what_was_handed_over_is_ended_and_the_release_of_its_holder_is_not_the_last() -> None:
+def test_what_was_handed_over_is_ended_and_the_release_of_its_holder_is_not_the_last():
     one = state()
     one.hand_over()
     assert (one.is_handed_over, one.is_ended, one.unnest()) == (True, True, 1)
     assert one.loss(1.0).over == "it was handed over"
 
 
-def test_transactions_hold_it_beyond_its_block() -> None:
+def test_transactions_hold_it_beyond_its_block():
     one = state()
     assert one.hold_for_transactions()
     assert not one.is_held_by_transactions_only
@@ -329,14 +328,14 @@ def test_transactions_hold_it_beyond_its_block() -> None:
 
 
 @pytest.mark.proves("R3")
-def test_r3_a_try_is_granted_until_its_end_and_only_before_it() -> None:
+def test_r3_a_try_is_granted_until_its_end_and_only_before_it():
     assert granted_by(b"7", 1.0, 3.9, certain=3.0) == (7, 4.0, 1.0, 4.0, 1)
     assert granted_by(b"7 3", 1.0, 3.9, certain=3.0) == (7, 4.0, 1.0, 4.0, 3)  # The third permit.
     assert granted_by(b"7", 1.0, 4.0, certain=3.0) is None
     assert granted_by([b"busy"], 1.0, 3.9, certain=3.0) is None
 
 
-def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
+def test_a_holder_that_has_gone_without_a_release_is_news_once():
     gone = Holder()
     one = state(holder=ref(gone))
     assert not one.newly_abandoned()
@@ -344,11 +343,11 @@ def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
     assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
 
 
-def test_so_is_one_that_is_done_though_something_refers_to_it() -> None:
+def test_so_is_one_that_is_done_though_something_refers_to_it():
     class Task(Holder):
         is_done = False
 
-        def done(self) -> bool:
+        def done(self):
             return self.is_done
 
     task = Task()
@@ -358,7 +357,7 @@ def test_so_is_one_that_is_done_though_something_refers_to_it() -> None:
     assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
 
 
-def test_a_lease_will_be_renewed_if_that_is_worth_it() -> None:
+def test_a_lease_will_be_renewed_if_that_is_worth_it():
     assert will_renew(True, 30.0, 30.0 + WORTH_RENEWING)
     assert not will_renew(True, 30.0, 30.0 + WORTH_RENEWING / 2)
     assert not will_renew(False, 30.0, math.inf)
@@ -367,7 +366,7 @@ def test_a_lease_will_be_renewed_if_that_is_worth_it() -> None:
 # --- a max_hold that is counted from the last word of the owner -----------------------------------
 
 
-def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word() -> None:
+def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word():
     one = state(ttl=3.0, deadline=3.0, ends=3.0, hold_until=4.0)
     assert not one.hold_on(0.0, 4.0)  # The watchdog has time.
     is_renewed(one, sent=1.0)
@@ -381,7 +380,7 @@ def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word() -> 
     assert "beat() was not called for 4 s" in one.loss(8.0).over
 
 
-def test_while_others_are_awaited_it_has_no_bound() -> None:
+def test_while_others_are_awaited_it_has_no_bound():
     one = state(hold_until=TTL, auto_renew=False)
     assert one.await_others()
     assert one.renewal_due(5.0) == ("lottery", one.token, TTL, 1, True, TTL, 1)
@@ -390,7 +389,7 @@ def test_while_others_are_awaited_it_has_no_bound() -> None:
     assert not one.await_others()
 
 
-def test_a_max_hold_that_is_less_than_the_drift_of_the_ttl_can_begin() -> None:
+def test_a_max_hold_that_is_less_than_the_drift_of_the_ttl_can_begin():
     one = state(ttl=1000.0, deadline=989.0, ends=989.0)
     late = one.renewal(5.0)
     one.begin(6.0, 5.0, renew=True)
@@ -401,7 +400,7 @@ def test_a_max_hold_that_is_less_than_the_drift_of_the_ttl_can_begin() -> None:
 
 
 @pytest.mark.parametrize("max_hold", [3.0, 60.0])
-def test_max_hold_begins_when_all_are_held(max_hold: float) -> None:
+def test_max_hold_begins_when_all_are_held(max_hold):
     one = state(hold_until=TTL, auto_renew=False)
     one.await_others()
     late = one.renewal(5.0)
@@ -417,7 +416,7 @@ def test_max_hold_begins_when_all_are_held(max_hold: float) -> None:
     )
 
 
-def test_who_does_not_renew_stops_when_all_are_held() -> None:
+def test_who_does_not_renew_stops_when_all_are_held():
     one = state(auto_renew=False)
     one.await_others()
     one.begin(6.0, math.inf, renew=False)
@@ -426,11 +425,11 @@ def test_who_does_not_renew_stops_when_all_are_held() -> None:
     assert "renew is False, and its ttl of 10 s was over" in str(one.loss(END))
 
 
-def test_an_answer_that_was_taken_in_during_begin_outlasts_no_max_hold() -> None:
+def test_an_answer_that_was_taken_in_during_begin_outlasts_no_max_hold():
     class Slow(LeaseState):
         """Another thread calls begin() after the bound was read, before the end is set."""
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name, value):
             if name == "ends" and self.renewals == 0 and value > END:
                 vars(self)["renewals"] = 1
                 self.begin(6.0, 3.0, renew=True)
@@ -443,19 +442,19 @@ def test_an_answer_that_was_taken_in_during_begin_outlasts_no_max_hold() -> None
     assert one.deadline <= one.ends
 
 
-def test_the_watchdog_is_called_when_less_than_half_of_it_is_left() -> None:
+def test_the_watchdog_is_called_when_less_than_half_of_it_is_left():
     one = state(ttl=8.0, deadline=8.0, ends=8.0)
     assert [one.hold_on(now, 60.0) for now in (4.0, 4.1)] == [False, True]
     assert not one.hold_on(4.1, 4.0)  # Half of max_silence is enough.
 
 
-def test_half_of_the_shorter_one_counts_of_ttl_and_max_silence() -> None:
+def test_half_of_the_shorter_one_counts_of_ttl_and_max_silence():
     one = state(ttl=8.0, deadline=8.0, ends=8.0)
     assert [one.hold_on(now, 4.0) for now in (5.9, 6.1)] == [False, True]
 
 
 @pytest.mark.parametrize(("left", "is_renewed"), [(0.0, False), (0.5, True)])
-def test_a_lease_is_renewed_while_its_max_hold_is_not_over(left: float, is_renewed: bool) -> None:
+def test_a_lease_is_renewed_while_its_max_hold_is_not_over(left, is_renewed):
     one = state(hold_until=3.0)
     if is_renewed:
         assert one.renewal(3.0 - left).ttl == left
@@ -466,13 +465,13 @@ def test_a_lease_is_renewed_while_its_max_hold_is_not_over(left: float, is_renew
         state().renewal(END)
 
 
-def test_who_says_too_late_that_it_goes_on_has_lost_it() -> None:
+def test_who_says_too_late_that_it_goes_on_has_lost_it():
     one = state(hold_until=END)
     assert not one.hold_on(END, 60.0)
     assert one.lost_reason(END) == "expired"
 
 
-def test_the_watchdog_is_not_called_while_it_tries_to_renew_already() -> None:
+def test_the_watchdog_is_not_called_while_it_tries_to_renew_already():
     unanswered, unconfirmed = state(), claimed()
     unanswered.unanswered()
     assert not unanswered.hold_on(END - 1, 60.0)
@@ -482,7 +481,7 @@ def test_the_watchdog_is_not_called_while_it_tries_to_renew_already() -> None:
 # --- danger: a renewal is unanswered, and the end is near ----------------------------------------
 
 
-def test_a_lease_is_endangered_while_a_renewal_is_unanswered_and_half_of_its_ttl_is_left() -> None:
+def test_a_lease_is_endangered_while_a_renewal_is_unanswered_and_half_of_its_ttl_is_left():
     one, half = state(), END - TTL / 2
     assert one.alarm_at(STANDARD_ALARM) == math.inf
     assert not one.raise_alarm(STANDARD_ALARM, half)  # No renewal is unanswered.
@@ -498,7 +497,7 @@ def test_a_lease_is_endangered_while_a_renewal_is_unanswered_and_half_of_its_ttl
         assert other.raise_alarm(STANDARD_ALARM, at) is is_held
 
 
-def test_an_answer_ends_the_danger_and_the_next_danger_raises_the_alarm_again() -> None:
+def test_an_answer_ends_the_danger_and_the_next_danger_raises_the_alarm_again():
     one = state()
     one.unanswered()
     assert one.raise_alarm(STANDARD_ALARM, 6.0)
@@ -508,7 +507,7 @@ def test_an_answer_ends_the_danger_and_the_next_danger_raises_the_alarm_again() 
     assert one.raise_alarm(STANDARD_ALARM, 15.0)
 
 
-def test_each_alarm_has_its_own_time_and_callback() -> None:
+def test_each_alarm_has_its_own_time_and_callback():
     one, callback = state(), print
     quarter = Alarm(0.25, callback)
     assert quarter.callback is callback
@@ -524,9 +523,7 @@ def test_each_alarm_has_its_own_time_and_callback() -> None:
 @pytest.mark.parametrize(
     ("attribute", "value"), [("auto_renew", False), ("lost", "taken"), ("is_ended", True)]
 )
-def test_a_lease_that_is_not_renewed_or_is_over_is_not_endangered(
-    attribute: str, value: Any
-) -> None:
+def test_a_lease_that_is_not_renewed_or_is_over_is_not_endangered(attribute, value):
     one = state()
     one.unanswered()
     setattr(one, attribute, value)

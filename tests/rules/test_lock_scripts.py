@@ -16,11 +16,11 @@ EXACT = 2**53
 
 
 @pytest.fixture
-def server() -> Keyspace:
+def server():
     return Keyspace()
 
 
-def granted(who: str, fence: int, us: int) -> tuple[str, str]:
+def granted(who, fence, us):
     """The ring that tells somebody of a hand-over."""
     return bell(who), f"granted {lease_id(who)} {fence} {us}"
 
@@ -28,7 +28,7 @@ def granted(who: str, fence: int, us: int) -> tuple[str, str]:
 # --- a grant --------------------------------------------------------------------------------
 
 
-def test_a_free_lock_is_granted_with_the_clock_as_its_fence(server: Keyspace) -> None:
+def test_a_free_lock_is_granted_with_the_clock_as_its_fence(server):
     assert server.acquire("a") == str(server.us)
     assert server.lock == value("a", fence=server.us, since=server.ms)
     assert server.left == TTL
@@ -39,28 +39,26 @@ def test_a_free_lock_is_granted_with_the_clock_as_its_fence(server: Keyspace) ->
 
 @pytest.mark.proves("R9")
 @pytest.mark.parametrize("ahead", [0, 5])
-def test_a_fence_grows_although_the_clock_was_set_back(server: Keyspace, ahead: int) -> None:
+def test_a_fence_grows_although_the_clock_was_set_back(server, ahead):
     mark = server.us + ahead
     server.do("ZADD", KEYS.fence, mark, "last")
     assert server.acquire("a") == str(mark + 1)
     assert server.scores(KEYS.fence) == {"last": mark + 1}
 
 
-def test_a_mark_that_no_longer_counts_exactly_is_no_fence(server: Keyspace) -> None:
+def test_a_mark_that_no_longer_counts_exactly_is_no_fence(server):
     server.do("ZADD", KEYS.fence, EXACT - 1, "last")
     assert server.acquire("a") == str(EXACT)
     server.release("a")
     assert server.acquire("b") == str(server.us)
 
 
-def test_a_clock_is_written_with_all_its_digits(server: Keyspace) -> None:
+def test_a_clock_is_written_with_all_its_digits(server):
     server.us = 1_000_000_000
     assert server.acquire("a") == "1000000000"
 
 
-def test_one_grant_in_ten_drops_what_has_expired_a_minute_ago_from_the_index(
-    server: Keyspace,
-) -> None:
+def test_one_grant_in_ten_drops_what_has_expired_a_minute_ago_from_the_index(server):
     server.do("ZADD", KEYS.held, server.ms - 60_000, "old", server.ms - 59_999, "young")
     server.acquire("a")
     assert {"old", "young"} < server.scores(KEYS.held).keys()
@@ -70,7 +68,7 @@ def test_one_grant_in_ten_drops_what_has_expired_a_minute_ago_from_the_index(
     assert server.scores(KEYS.held).keys() == {"young", KEYS.lock}
 
 
-def test_a_lock_that_somebody_has_is_busy_and_stays_as_it_is(server: Keyspace) -> None:
+def test_a_lock_that_somebody_has_is_busy_and_stays_as_it_is(server):
     server.acquire("a")
     before = server.lock
     server.advance(100)
@@ -79,20 +77,20 @@ def test_a_lock_that_somebody_has_is_busy_and_stays_as_it_is(server: Keyspace) -
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms - 100 + TTL}
 
 
-def test_of_what_is_not_ours_no_more_is_answered_than_may_be_seen(server: Keyspace) -> None:
+def test_of_what_is_not_ours_no_more_is_answered_than_may_be_seen(server):
     server.do("SET", KEYS.lock, "x" * 9000, "PX", 500)
     assert server.acquire("b") == ["busy", 500, "x" * 8192, server.ms]
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 500}
 
 
-def test_a_key_of_another_type_is_an_error_and_listed(server: Keyspace) -> None:
+def test_a_key_of_another_type_is_an_error_and_listed(server):
     server.do("RPUSH", KEYS.lock, "x")
     with pytest.raises(ReplyError, match="WRONGTYPE"):
         server.acquire("a")
     assert server.scores(KEYS.held) == {KEYS.lock: float("inf")}
 
 
-def test_a_lock_that_never_ends_is_endless_and_listed(server: Keyspace) -> None:
+def test_a_lock_that_never_ends_is_endless_and_listed(server):
     server.acquire("a")
     server.do("SET", KEYS.lock, server.lock)
     assert server.acquire("b") == ["endless"]
@@ -101,9 +99,7 @@ def test_a_lock_that_never_ends_is_endless_and_listed(server: Keyspace) -> None:
 
 @pytest.mark.proves("R1")
 @pytest.mark.parametrize(("again", "left"), [(TTL, TTL), (2 * TTL, 2 * TTL), (100, TTL - 50)])
-def test_r1_a_resend_is_granted_the_same_and_makes_nothing_shorter(
-    server: Keyspace, again: int, left: int
-) -> None:
+def test_r1_a_resend_is_granted_the_same_and_makes_nothing_shorter(server, again, left):
     fence = server.acquire("a")
     server.advance(50)
     before = server.lock
@@ -115,7 +111,7 @@ def test_r1_a_resend_is_granted_the_same_and_makes_nothing_shorter(
 # --- the queue ------------------------------------------------------------------------------
 
 
-def test_a_waiter_is_queued_once_and_keeps_its_ticket(server: Keyspace) -> None:
+def test_a_waiter_is_queued_once_and_keeps_its_ticket(server):
     server.acquire("a")
     ticket = str(server.us)
     assert server.acquire("b", "queue", ttl=500) == ["queued", ticket, TTL, ticket, 1, "by-a"]
@@ -129,9 +125,7 @@ def test_a_waiter_is_queued_once_and_keeps_its_ticket(server: Keyspace) -> None:
 
 
 @pytest.mark.parametrize("behind", [0, 7])
-def test_who_comes_later_waits_longer_although_the_clock_was_set_back(
-    server: Keyspace, behind: int
-) -> None:
+def test_who_comes_later_waits_longer_although_the_clock_was_set_back(server, behind):
     server.acquire("a")
     server.acquire("b", "queue")
     last = server.us
@@ -140,14 +134,14 @@ def test_who_comes_later_waits_longer_although_the_clock_was_set_back(
     assert server.queue == "bc"
 
 
-def test_a_waiter_goes_back_to_the_place_that_it_had(server: Keyspace) -> None:
+def test_a_waiter_goes_back_to_the_place_that_it_had(server):
     server.acquire("a")
     server.acquire("b", "queue")
     assert server.acquire("c", "queue", ticket=server.us - 3)[1] == str(server.us - 3)
     assert server.queue == "cb"
 
 
-def test_a_try_leaves_the_queue_alone_and_a_last_look_leaves_it(server: Keyspace) -> None:
+def test_a_try_leaves_the_queue_alone_and_a_last_look_leaves_it(server):
     server.acquire("a")
     server.acquire("b", "queue")
     server.acquire("c", "queue")
@@ -159,9 +153,7 @@ def test_a_try_leaves_the_queue_alone_and_a_last_look_leaves_it(server: Keyspace
 
 @pytest.mark.proves("R14")
 @pytest.mark.parametrize("ttl", [TTL, 300])
-def test_r14_a_release_hands_the_lock_to_the_first_waiter_and_rings_it(
-    server: Keyspace, ttl: int
-) -> None:
+def test_r14_a_release_hands_the_lock_to_the_first_waiter_and_rings_it(server, ttl):
     server.listen("b", "c")
     first = int(server.acquire("a"))
     server.acquire("b", "queue", ttl=ttl)
@@ -169,7 +161,7 @@ def test_r14_a_release_hands_the_lock_to_the_first_waiter_and_rings_it(
     assert server.release("a") == "released"
     confirm_by = server.ms + min(CONFIRM, ttl)
     handed = {"fence": first + 1, "since": server.ms, "ttl": ttl, "channel": bell("b")}
-    assert server.lock == value("b", "cr00000", confirm_by=confirm_by, **handed)  # type: ignore[arg-type]
+    assert server.lock == value("b", "cr00000", confirm_by=confirm_by, **handed)
     assert server.left == ttl + CONFIRM
     assert server.rung == [granted("b", first + 1, server.us)]
     assert server.queue == "c"
@@ -179,9 +171,7 @@ def test_r14_a_release_hands_the_lock_to_the_first_waiter_and_rings_it(
 
 @pytest.mark.proves("R9")
 @pytest.mark.parametrize("ahead", [0, 100])
-def test_a_fence_grows_at_a_hand_over_although_the_mark_was_lost(
-    server: Keyspace, ahead: int
-) -> None:
+def test_a_fence_grows_at_a_hand_over_although_the_mark_was_lost(server, ahead):
     server.listen("b")
     if ahead:
         server.do("ZADD", KEYS.fence, server.us + ahead, "last")
@@ -192,7 +182,7 @@ def test_a_fence_grows_at_a_hand_over_although_the_mark_was_lost(
     assert server.lock.split("|")[1] == str(fence + 1)
 
 
-def test_a_lock_that_nobody_waits_for_is_gone_after_its_release(server: Keyspace) -> None:
+def test_a_lock_that_nobody_waits_for_is_gone_after_its_release(server):
     server.acquire("a")
     assert server.release("a") == "released"
     assert (server.lock, server.scores(KEYS.held), server.rung) == ("", {}, [])
@@ -201,7 +191,7 @@ def test_a_lock_that_nobody_waits_for_is_gone_after_its_release(server: Keyspace
     assert server.release("a") == "taken"
 
 
-def test_who_cannot_be_rung_is_passed_over(server: Keyspace) -> None:
+def test_who_cannot_be_rung_is_passed_over(server):
     server.listen("c")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -214,9 +204,7 @@ def test_who_cannot_be_rung_is_passed_over(server: Keyspace) -> None:
 
 
 @pytest.mark.parametrize(("after", "has"), [(5999, "b"), (6000, "c")])
-def test_a_waiter_that_has_not_looked_for_six_seconds_is_passed_over(
-    server: Keyspace, after: int, has: str
-) -> None:
+def test_a_waiter_that_has_not_looked_for_six_seconds_is_passed_over(server, after, has):
     server.listen("b", "c")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -227,7 +215,7 @@ def test_a_waiter_that_has_not_looked_for_six_seconds_is_passed_over(
     assert server.lock.startswith(token(has))
 
 
-def test_on_a_cluster_a_waiter_is_rung_in_the_slot_of_its_lock(server: Keyspace) -> None:
+def test_on_a_cluster_a_waiter_is_rung_in_the_slot_of_its_lock(server):
     server.listen("{7}")
     server.acquire("a")
     server.acquire("b", "queue", process="{7}")
@@ -235,7 +223,7 @@ def test_on_a_cluster_a_waiter_is_rung_in_the_slot_of_its_lock(server: Keyspace)
     assert [channel for channel, _ in server.rung] == [bell("{7}")]
 
 
-def test_a_hand_over_is_confirmed_by_asking_again_with_the_whole_ttl(server: Keyspace) -> None:
+def test_a_hand_over_is_confirmed_by_asking_again_with_the_whole_ttl(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -248,7 +236,7 @@ def test_a_hand_over_is_confirmed_by_asking_again_with_the_whole_ttl(server: Key
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + TTL + 1}  # As before.
 
 
-def unconfirmed(server: Keyspace) -> None:
+def unconfirmed(server):
     """The lock was handed over to b; c and f, of the same process, and d still wait."""
     server.listen("b", "d")
     server.acquire("a")
@@ -259,7 +247,7 @@ def unconfirmed(server: Keyspace) -> None:
     server.release("a")
 
 
-def test_until_a_hand_over_lapses_the_others_wait_for_that(server: Keyspace) -> None:
+def test_until_a_hand_over_lapses_the_others_wait_for_that(server):
     unconfirmed(server)
     server.advance(CONFIRM - 1)
     assert server.acquire("d", "queue")[2] == 1
@@ -272,7 +260,7 @@ def test_until_a_hand_over_lapses_the_others_wait_for_that(server: Keyspace) -> 
     assert server.look()[:2] == ["", -2]
 
 
-def test_a_lease_that_is_handed_over_is_busy_for_a_ms_at_least(server: Keyspace) -> None:
+def test_a_lease_that_is_handed_over_is_busy_for_a_ms_at_least(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue", ttl=300)
@@ -281,9 +269,7 @@ def test_a_lease_that_is_handed_over_is_busy_for_a_ms_at_least(server: Keyspace)
     assert (server.acquire("e")[1], server.look()[1]) == (1, 1)
 
 
-def test_a_process_that_lets_a_hand_over_lapse_is_passed_over_with_all_its_waiters(
-    server: Keyspace,
-) -> None:
+def test_a_process_that_lets_a_hand_over_lapse_is_passed_over_with_all_its_waiters(server):
     unconfirmed(server)
     fence = int(server.lock.split("|")[1])
     server.advance(CONFIRM)
@@ -297,14 +283,14 @@ def test_a_process_that_lets_a_hand_over_lapse_is_passed_over_with_all_its_waite
     assert noted.endswith("|||by-b")
 
 
-def test_a_process_that_asks_itself_keeps_its_waiters(server: Keyspace) -> None:
+def test_a_process_that_asks_itself_keeps_its_waiters(server):
     unconfirmed(server)
     server.advance(CONFIRM)
     assert int(server.acquire("c", "queue", process="b")) == server.us
     assert server.queue == "df"
 
 
-def test_who_is_first_and_asks_has_the_lock_without_being_rung(server: Keyspace) -> None:
+def test_who_is_first_and_asks_has_the_lock_without_being_rung(server):
     server.acquire("a")
     server.acquire("b", "queue")
     server.acquire("c", "queue")
@@ -314,7 +300,7 @@ def test_who_is_first_and_asks_has_the_lock_without_being_rung(server: Keyspace)
     assert server.scores(KEYS.fence) == {"last": server.us + 1}
 
 
-def test_a_newcomer_does_not_barge_in(server: Keyspace) -> None:
+def test_a_newcomer_does_not_barge_in(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -324,7 +310,7 @@ def test_a_newcomer_does_not_barge_in(server: Keyspace) -> None:
     server.do("ZREMRANGEBYRANK", KEYS.queue, 0, -1)
 
 
-def test_a_try_that_hands_the_lock_on_tells_of_its_lease(server: Keyspace) -> None:
+def test_a_try_that_hands_the_lock_on_tells_of_its_lease(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue", ttl=300)
@@ -335,7 +321,7 @@ def test_a_try_that_hands_the_lock_on_tells_of_its_lease(server: Keyspace) -> No
 # --- leave ----------------------------------------------------------------------------------
 
 
-def test_who_leaves_forgets_its_place_or_hands_on_what_it_was_granted(server: Keyspace) -> None:
+def test_who_leaves_forgets_its_place_or_hands_on_what_it_was_granted(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -348,7 +334,7 @@ def test_who_leaves_forgets_its_place_or_hands_on_what_it_was_granted(server: Ke
     assert server.leave("b") == 0
 
 
-def test_who_leaves_one_grant_keeps_the_next_one_to_the_same_token(server: Keyspace) -> None:
+def test_who_leaves_one_grant_keeps_the_next_one_to_the_same_token(server):
     first = server.acquire("a")
     assert server.leave("a", fence=first) == 1
     server.advance(1)
@@ -359,7 +345,7 @@ def test_who_leaves_one_grant_keeps_the_next_one_to_the_same_token(server: Keysp
     assert server.lock == ""
 
 
-def test_who_leaves_does_not_end_its_cooling(server: Keyspace) -> None:
+def test_who_leaves_does_not_end_its_cooling(server):
     server.acquire("a")
     conclude(server, min_hold=500)
     assert server.leave("a") == 0
@@ -367,7 +353,7 @@ def test_who_leaves_does_not_end_its_cooling(server: Keyspace) -> None:
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_a_run_that_has_never_begun_is_forgotten(server: Keyspace, renewed: bool) -> None:
+def test_a_run_that_has_never_begun_is_forgotten(server, renewed):
     server.acquire("a", markers="09000/10|run")
     if renewed:
         server.renew("a", "r00001")
@@ -378,7 +364,7 @@ def test_a_run_that_has_never_begun_is_forgotten(server: Keyspace, renewed: bool
 # --- renew ----------------------------------------------------------------------------------
 
 
-def test_a_renewal_restarts_the_ttl_and_is_counted(server: Keyspace) -> None:
+def test_a_renewal_restarts_the_ttl_and_is_counted(server):
     server.acquire("a")
     before = server.lock
     server.advance(4000)
@@ -389,9 +375,7 @@ def test_a_renewal_restarts_the_ttl_and_is_counted(server: Keyspace) -> None:
     assert server.past == []
 
 
-def test_a_renewal_by_a_shorter_ttl_shortens_the_lease_unless_a_later_one_has_overtaken_it(
-    server: Keyspace,
-) -> None:
+def test_a_renewal_by_a_shorter_ttl_shortens_the_lease_unless_a_later_one_has_overtaken_it(server):
     server.acquire("a", ttl=300)
     server.renew("a", "r00002", 500)
     assert server.left == 500
@@ -409,13 +393,13 @@ def test_a_renewal_by_a_shorter_ttl_shortens_the_lease_unless_a_later_one_has_ov
 
 
 @pytest.mark.parametrize(("ttl", "noted"), [(TTL - 1, TTL), (TTL, TTL), (123_456, 123_456)])
-def test_a_lease_that_is_made_longer_says_so(server: Keyspace, ttl: int, noted: int) -> None:
+def test_a_lease_that_is_made_longer_says_so(server, ttl, noted):
     fence = int(server.acquire("a"))
     server.renew("a", "r00002", ttl)
     assert server.lock == value("a", "hr00002", fence=fence, since=server.ms, ttl=noted)
 
 
-def test_the_first_renewal_notes_the_lease_for_the_timeline_once(server: Keyspace) -> None:
+def test_the_first_renewal_notes_the_lease_for_the_timeline_once(server):
     fence = server.acquire("a")
     since = server.ms
     server.advance(10)
@@ -426,7 +410,7 @@ def test_the_first_renewal_notes_the_lease_for_the_timeline_once(server: Keyspac
     assert server.do("PTTL", KEYS.past) == 2 * 86_400_000
 
 
-def test_a_confirmation_is_no_renewal(server: Keyspace) -> None:
+def test_a_confirmation_is_no_renewal(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -439,7 +423,7 @@ def test_a_confirmation_is_no_renewal(server: Keyspace) -> None:
     assert (server.scores(KEYS.held), server.past) == (index, [])
 
 
-def test_why_a_lease_cannot_be_renewed_is_said(server: Keyspace) -> None:
+def test_why_a_lease_cannot_be_renewed_is_said(server):
     assert server.renew("a", "r00001") == "gone"
     server.acquire("b")
     assert server.renew("a", "r00001") == "taken"
@@ -448,7 +432,7 @@ def test_why_a_lease_cannot_be_renewed_is_said(server: Keyspace) -> None:
     assert server.renew("a", "r00001") == "gone"
 
 
-def test_a_lease_that_cools_is_not_renewed(server: Keyspace) -> None:
+def test_a_lease_that_cools_is_not_renewed(server):
     server.acquire("a")
     conclude(server, min_hold=500)
     assert server.renew("a", "r00001") == "gone"
@@ -459,24 +443,14 @@ def test_a_lease_that_cools_is_not_renewed(server: Keyspace) -> None:
 
 
 def conclude(
-    server: Keyspace,
-    who: str = "a",
-    *,
-    min_hold: int = 0,
-    once: int = 0,
-    ended: str = "",
-    run: str = "",
-    recognised_for: int = 0,
-    timeline: int = 40,
-) -> object:
+    server, who="a", *, min_hold=0, once=0, ended="", run="", recognised_for=0, timeline=40
+):
     named = token(who), lease_id(who)
     ends = min_hold, once, f"by-{who}", ended, run, recognised_for, f"9000/10/{timeline}"
     return server.run(scripts.CONCLUDE, *named, *ends)
 
 
-def test_a_lock_cools_until_min_hold_after_its_grant_and_the_first_waiter_is_told(
-    server: Keyspace,
-) -> None:
+def test_a_lock_cools_until_min_hold_after_its_grant_and_the_first_waiter_is_told(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -490,23 +464,21 @@ def test_a_lock_cools_until_min_hold_after_its_grant_and_the_first_waiter_is_tol
     assert server.acquire("a")[:2] == ["busy", 400]
 
 
-def test_a_lock_cools_no_longer_than_min_hold_although_the_clock_was_set_back(
-    server: Keyspace,
-) -> None:
+def test_a_lock_cools_no_longer_than_min_hold_although_the_clock_was_set_back(server):
     server.acquire("a")
     server.set_back(300_000)
     conclude(server, min_hold=500)
     assert server.left == 500
 
 
-def test_a_lock_cools_for_a_last_ms(server: Keyspace) -> None:
+def test_a_lock_cools_for_a_last_ms(server):
     server.acquire("a")
     server.advance(499)
     conclude(server, min_hold=500)
     assert (server.lock[32:33], server.left) == ("k", 1)
 
 
-def test_a_lock_that_was_held_for_min_hold_goes_to_the_next_waiter(server: Keyspace) -> None:
+def test_a_lock_that_was_held_for_min_hold_goes_to_the_next_waiter(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -515,7 +487,7 @@ def test_a_lock_that_was_held_for_min_hold_goes_to_the_next_waiter(server: Keysp
     assert server.lock.startswith(token("b") + "c")
 
 
-def test_a_once_says_when_it_was_done_and_by_whom(server: Keyspace) -> None:
+def test_a_once_says_when_it_was_done_and_by_whom(server):
     server.acquire("a")
     assert conclude(server, once=700) == "released"
     assert server.do("GET", KEYS.done) == f"{server.ms}|by-a"
@@ -523,7 +495,7 @@ def test_a_once_says_when_it_was_done_and_by_whom(server: Keyspace) -> None:
     assert server.past == []
 
 
-def test_a_resend_is_released_if_the_timeline_has_the_end_of_the_lease(server: Keyspace) -> None:
+def test_a_resend_is_released_if_the_timeline_has_the_end_of_the_lease(server):
     server.acquire("a")
     assert conclude(server, ended="done") == "released"
     assert server.past[0].split("|")[3:] == [str(server.ms), "done", "by-a"]
@@ -534,7 +506,7 @@ def test_a_resend_is_released_if_the_timeline_has_the_end_of_the_lease(server: K
 
 
 @pytest.mark.parametrize(("ended", "what"), [("done", "success"), ("failed", "failure")])
-def test_a_run_ends_with_its_lease(server: Keyspace, ended: str, what: str) -> None:
+def test_a_run_ends_with_its_lease(server, ended, what):
     server.acquire("a", markers="09000/10|task:1.0")
     server.advance(250)
     conclude(server, ended=ended, run="task:1.0", recognised_for=800)
@@ -543,7 +515,7 @@ def test_a_run_ends_with_its_lease(server: Keyspace, ended: str, what: str) -> N
     assert server.scores(KEYS.finished) == finished
 
 
-def test_a_run_without_an_id_is_not_recognised(server: Keyspace) -> None:
+def test_a_run_without_an_id_is_not_recognised(server):
     server.acquire("a")
     conclude(server, ended="done", recognised_for=800)
     assert server.scores(KEYS.finished) == {}
@@ -555,7 +527,7 @@ def test_a_run_without_an_id_is_not_recognised(server: Keyspace) -> None:
 # --- done markers ---------------------------------------------------------------------------
 
 
-def test_what_was_done_is_not_wanted_again(server: Keyspace) -> None:
+def test_what_was_done_is_not_wanted_again(server):
     server.acquire("a")
     conclude(server, once=700)
     marker = f"{server.ms}|by-a"
@@ -567,7 +539,7 @@ def test_what_was_done_is_not_wanted_again(server: Keyspace) -> None:
     assert (server.queue, server.lock[:1]) == ("", "b")
 
 
-def test_who_learns_that_it_is_done_gives_back_a_hand_over(server: Keyspace) -> None:
+def test_who_learns_that_it_is_done_gives_back_a_hand_over(server):
     for waiter in "bcd":
         server.listen(waiter)
     server.acquire("a")
@@ -581,14 +553,14 @@ def test_who_learns_that_it_is_done_gives_back_a_hand_over(server: Keyspace) -> 
     assert server.lock.startswith(token("d") + "c")
 
 
-def test_a_lease_in_use_stays_although_others_have_done_the_work(server: Keyspace) -> None:
+def test_a_lease_in_use_stays_although_others_have_done_the_work(server):
     granted = server.acquire("a")
     server.do("SET", KEYS.done, "1|x")
     assert server.acquire("a", markers="1|") == granted
     assert server.lock.startswith(token("a") + "h")
 
 
-def test_what_cools_is_not_given_back_by_a_resend(server: Keyspace) -> None:
+def test_what_cools_is_not_given_back_by_a_resend(server):
     server.acquire("a")
     conclude(server, min_hold=500, once=700)
     assert server.acquire("a", markers="1|")[0] == "done"
@@ -596,13 +568,13 @@ def test_what_cools_is_not_given_back_by_a_resend(server: Keyspace) -> None:
 
 
 @pytest.mark.parametrize("known", ["task", "task:1.0"])
-def test_a_run_that_has_finished_is_not_run_again(server: Keyspace, known: str) -> None:
+def test_a_run_that_has_finished_is_not_run_again(server, known):
     server.do("ZADD", KEYS.finished, server.ms - 30, known)
     assert server.acquire("a", markers="09000/10|task:1.0") == ["finished", 30]
     assert server.acquire("a", markers="09000/10|other:1.0") == str(server.us)
 
 
-def test_a_run_begins_with_its_lease_however_that_is_granted(server: Keyspace) -> None:
+def test_a_run_begins_with_its_lease_however_that_is_granted(server):
     markers = "09000/10|task"
     began = server.ms
     server.acquire("a", markers=markers)
@@ -627,9 +599,7 @@ def test_a_run_begins_with_its_lease_however_that_is_granted(server: Keyspace) -
 
 
 @pytest.mark.parametrize("age", [1499, 1500])
-def test_a_lease_that_another_client_meets_is_noted_once_it_lasts(
-    server: Keyspace, age: int
-) -> None:
+def test_a_lease_that_another_client_meets_is_noted_once_it_lasts(server, age):
     fence = server.acquire("a")
     since = server.ms
     server.advance(age)
@@ -642,14 +612,14 @@ def test_a_lease_that_another_client_meets_is_noted_once_it_lasts(
     assert server.past == []  # Its own renewal has noted it.
 
 
-def test_a_look_notes_a_lease_too(server: Keyspace) -> None:
+def test_a_look_notes_a_lease_too(server):
     server.acquire("a")
     server.advance(1500)
     server.look()
     assert len(server.past) == 1
 
 
-def test_the_end_of_a_lease_replaces_its_entry(server: Keyspace) -> None:
+def test_the_end_of_a_lease_replaces_its_entry(server):
     fence = server.acquire("a")
     since = server.ms
     server.renew("a", "r00001")
@@ -658,7 +628,7 @@ def test_the_end_of_a_lease_replaces_its_entry(server: Keyspace) -> None:
     assert server.past == [f"{lease_id('a')}|{fence}|{since}|{server.ms}|failed|by-a"]
 
 
-def test_the_timeline_has_the_last_forty_leases(server: Keyspace) -> None:
+def test_the_timeline_has_the_last_forty_leases(server):
     for who in "abcd" * 11:
         server.acquire(who)
         conclude(server, who, ended="done")
@@ -666,7 +636,7 @@ def test_the_timeline_has_the_last_forty_leases(server: Keyspace) -> None:
     assert [entry[0] for entry in server.past[-4:]] == [*"abcd"]
 
 
-def test_the_timeline_has_as_many_leases_as_the_settings_say(server: Keyspace) -> None:
+def test_the_timeline_has_as_many_leases_as_the_settings_say(server):
     for number, who in enumerate("abcdef" * 10):
         server.acquire(who)
         if number % 2:
@@ -682,7 +652,7 @@ def test_the_timeline_has_as_many_leases_as_the_settings_say(server: Keyspace) -
     assert len(server.past) == 11
 
 
-def test_leases_that_only_expire_do_not_let_the_timeline_grow(server: Keyspace) -> None:
+def test_leases_that_only_expire_do_not_let_the_timeline_grow(server):
     for who in "abcd" * 11:
         server.acquire(who)
         server.renew(who, "r00001")
@@ -700,9 +670,7 @@ def test_leases_that_only_expire_do_not_let_the_timeline_grow(server: Keyspace) 
 
 
 @pytest.mark.parametrize("waited", [999, 1000, 4200])
-def test_a_lease_that_was_queued_for_a_second_says_for_how_long(
-    server: Keyspace, waited: int
-) -> None:
+def test_a_lease_that_was_queued_for_a_second_says_for_how_long(server, waited):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue", owner='{"host":"web-1"}')
@@ -724,7 +692,7 @@ REQUEST = "r" * 16
 
 
 @pytest.mark.proves("P9")
-def test_p9_exactly_the_lease_that_was_seen_is_released_by_force(server: Keyspace) -> None:
+def test_p9_exactly_the_lease_that_was_seen_is_released_by_force(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -743,7 +711,7 @@ def test_p9_exactly_the_lease_that_was_seen_is_released_by_force(server: Keyspac
     assert server.lock.startswith(token("b") + "c")
 
 
-def test_a_resend_of_a_force_release_shows_as_much_as_the_first(server: Keyspace) -> None:
+def test_a_resend_of_a_force_release_shows_as_much_as_the_first(server):
     server.do("SET", KEYS.lock, "x" * 9000)
     id = server.look()[4]  # noqa: A001
     for _ in range(2):
@@ -751,7 +719,7 @@ def test_a_resend_of_a_force_release_shows_as_much_as_the_first(server: Keyspace
         assert answer == ["released", "x" * 8192]
 
 
-def test_nothing_is_released_by_force_where_nothing_is(server: Keyspace) -> None:
+def test_nothing_is_released_by_force_where_nothing_is(server):
     assert server.run(scripts.FORCE_RELEASE, lease_id("a"), REQUEST) == ["gone", ""]
     assert server.do("EXISTS", KEYS.forced) == 0
 
@@ -765,9 +733,7 @@ def test_nothing_is_released_by_force_where_nothing_is(server: Keyspace) -> None
         (("ZADD", 1, "x", 2, "y", 3, "z"), "zset 3"),
     ],
 )
-def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(
-    server: Keyspace, command: tuple[str, ...], told: str
-) -> None:
+def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(server, command, told):
     server.do(command[0], KEYS.lock, *command[1:])
     shown, left, waiters, _, id, strange, _ = server.look()  # noqa: A001
     assert (shown, left, waiters, strange) == ("x" if told == "string 1" else "", -1, 0, told)
@@ -781,12 +747,12 @@ def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(
 # --- a lease of a newer format ----------------------------------------------------------------
 
 
-def newer(who: str = "a", state: str = "2") -> str:
+def newer(who="a", state="2"):
     """What a version after this one may write: see lua/_lease.lua."""
     return token(who) + state + "??????" + lease_id(who) + "|its own|by-" + who
 
 
-def test_a_lease_of_a_newer_format_is_known_by_its_id(server: Keyspace) -> None:
+def test_a_lease_of_a_newer_format_is_known_by_its_id(server):
     for state in "29":
         server.do("SET", KEYS.lock, newer(state=state), "PX", 500)
         size = f"string {len(newer())}"
@@ -799,7 +765,7 @@ def test_a_lease_of_a_newer_format_is_known_by_its_id(server: Keyspace) -> None:
     assert server.look()[4] != lease_id("a")
 
 
-def test_only_an_operator_ends_a_lease_of_a_newer_format(server: Keyspace) -> None:
+def test_only_an_operator_ends_a_lease_of_a_newer_format(server):
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     taken = ["taken", newer()]
     assert server.run(scripts.FORCE_RELEASE, lease_id("b"), REQUEST) == taken
@@ -812,9 +778,7 @@ def test_only_an_operator_ends_a_lease_of_a_newer_format(server: Keyspace) -> No
 
 
 @pytest.mark.parametrize("begin", [token("a"), "hold" + "a" * 28], ids=["lease", "hold"])
-def test_no_script_of_a_client_changes_a_lease_of_a_newer_format(
-    server: Keyspace, begin: str
-) -> None:
+def test_no_script_of_a_client_changes_a_lease_of_a_newer_format(server, begin):
     before = begin + newer()[32:]
     server.do("SET", KEYS.lock, before, "PX", 500)
     me, busy = token("b"), ["busy", 500, before, server.ms]
@@ -836,9 +800,7 @@ def test_no_script_of_a_client_changes_a_lease_of_a_newer_format(
     assert (server.left, server.past) == (500, [])
 
 
-def test_a_lease_of_a_newer_format_is_not_changed_by_the_one_that_was_granted_it(
-    server: Keyspace,
-) -> None:
+def test_a_lease_of_a_newer_format_is_not_changed_by_the_one_that_was_granted_it(server):
     """A version two steps ahead has handed the lock to a waiter that cannot read the grant."""
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     assert server.renew("a", "r00000") == server.renew("a", "r00001") == "gone"
@@ -854,7 +816,7 @@ def test_a_lease_of_a_newer_format_is_not_changed_by_the_one_that_was_granted_it
     assert (server.lock, server.left, server.past) == (newer(), 500, [])
 
 
-def test_what_was_granted_in_a_newer_format_ends_with_its_token(server: Keyspace) -> None:
+def test_what_was_granted_in_a_newer_format_ends_with_its_token(server):
     for end in (server.release, server.leave):
         server.do("SET", KEYS.lock, newer(), "PX", 500)
         server.acquire("b", "queue")
@@ -865,7 +827,7 @@ def test_what_was_granted_in_a_newer_format_ends_with_its_token(server: Keyspace
 
 
 @pytest.mark.parametrize("record", ["2|?", ""], ids=["a newer format", "no record"])
-def test_what_cannot_be_read_in_the_queue_delays_nobody(server: Keyspace, record: str) -> None:
+def test_what_cannot_be_read_in_the_queue_delays_nobody(server, record):
     for first in (token("n"), "hold" + "n" * 28):
         queued = (1, first, 1, f"{first}|{record}") if record else (1, first)
         server.acquire("a")
@@ -884,26 +846,26 @@ def test_what_cannot_be_read_in_the_queue_delays_nobody(server: Keyspace, record
         assert (server.lock, server.queue) == ("", "")
 
 
-def test_a_waiter_has_the_lock_once_a_lease_of_a_newer_format_is_over(server: Keyspace) -> None:
+def test_a_waiter_has_the_lock_once_a_lease_of_a_newer_format_is_over(server):
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     server.acquire("b", "queue")
     server.advance(501)
     assert server.acquire("b", "queue") == str(server.us)
 
 
-def test_the_other_permits_are_free_beside_a_lease_of_a_newer_format(server: Keyspace) -> None:
+def test_the_other_permits_are_free_beside_a_lease_of_a_newer_format(server):
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     assert server.acquire("b", limit=2) == f"{server.us} 2"
     assert server.acquire("c", limit=2) == ["busy", 500, newer(), server.ms]
     assert server.lock == newer()
 
 
-def test_of_a_large_key_only_the_beginning_is_shown(server: Keyspace) -> None:
+def test_of_a_large_key_only_the_beginning_is_shown(server):
     server.do("SET", KEYS.lock, "x" * 9000)
     assert server.look()[0] == "x" * 8192
 
 
-def test_a_lease_that_is_longer_than_ours_can_be_is_not_ours(server: Keyspace) -> None:
+def test_a_lease_that_is_longer_than_ours_can_be_is_not_ours(server):
     server.acquire("a")
     ours = server.lock
     server.do("SET", KEYS.lock, ours + "x" * (8191 - len(ours)))
@@ -915,7 +877,7 @@ def test_a_lease_that_is_longer_than_ours_can_be_is_not_ours(server: Keyspace) -
 # --- look -----------------------------------------------------------------------------------
 
 
-def test_a_look_tells_of_a_lease_what_is_left_and_who_waits(server: Keyspace) -> None:
+def test_a_look_tells_of_a_lease_what_is_left_and_who_waits(server):
     assert server.look() == ["", -2, 0, str(server.ms), "", "", ""]
     server.acquire("a")
     server.acquire("b", "queue")
@@ -925,12 +887,12 @@ def test_a_look_tells_of_a_lease_what_is_left_and_who_waits(server: Keyspace) ->
     assert (server.lock, server.left) == (before, TTL - 5)
 
 
-def test_members_of_a_queue_that_are_not_ours_are_no_waiters(server: Keyspace) -> None:
+def test_members_of_a_queue_that_are_not_ours_are_no_waiters(server):
     server.do("ZADD", KEYS.queue, 1, "x", 1, "y")
     assert server.look()[2] == 0
 
 
-def test_a_queue_that_is_too_long_to_be_read_is_counted_only(server: Keyspace) -> None:
+def test_a_queue_that_is_too_long_to_be_read_is_counted_only(server):
     server.acquire("a")
     for number in range(2000):
         server.do("ZADD", KEYS.queue, number, f"of somebody else {number}")
@@ -939,9 +901,7 @@ def test_a_queue_that_is_too_long_to_be_read_is_counted_only(server: Keyspace) -
     assert server.look()[2] == 1001
 
 
-def test_a_key_without_an_end_leaves_the_index_once_it_is_seen_to_have_gone(
-    server: Keyspace,
-) -> None:
+def test_a_key_without_an_end_leaves_the_index_once_it_is_seen_to_have_gone(server):
     server.do("ZADD", KEYS.held, "+inf", KEYS.lock)
     server.look()
     assert server.scores(KEYS.held) == {}
@@ -953,7 +913,7 @@ def test_a_key_without_an_end_leaves_the_index_once_it_is_seen_to_have_gone(
 # --- inspect and names ----------------------------------------------------------------------
 
 
-def test_the_waiters_are_named_in_their_order_with_the_past(server: Keyspace) -> None:
+def test_the_waiters_are_named_in_their_order_with_the_past(server):
     assert server.run(scripts.INSPECT, 10) == [str(server.ms), [], []]
     server.acquire("a")
     server.renew("a", "r00001")
@@ -968,7 +928,7 @@ def test_the_waiters_are_named_in_their_order_with_the_past(server: Keyspace) ->
     assert server.run(scripts.INSPECT, 10)[1] == named[2:]
 
 
-def test_of_strange_queues_and_pasts_there_is_nothing_to_tell(server: Keyspace) -> None:
+def test_of_strange_queues_and_pasts_there_is_nothing_to_tell(server):
     server.do("SET", KEYS.queue, "x")
     server.do("RPUSH", KEYS.past, "y" * 9000)
     assert server.run(scripts.INSPECT, 10)[1:] == [[], ["y" * 8192]]
@@ -976,17 +936,17 @@ def test_of_strange_queues_and_pasts_there_is_nothing_to_tell(server: Keyspace) 
     assert server.run(scripts.INSPECT, 10)[1:] == [[], []]
 
 
-def test_as_many_of_the_past_are_told_as_are_asked_for(server: Keyspace) -> None:
+def test_as_many_of_the_past_are_told_as_are_asked_for(server):
     server.do("RPUSH", KEYS.past, "x", "y", "z")
     assert server.run(scripts.INSPECT, 10, 2)[2] == ["y", "z"]
 
 
-def test_an_index_is_read_by_pages_in_both_orders(server: Keyspace) -> None:
+def test_an_index_is_read_by_pages_in_both_orders(server):
     now = server.ms
     server.do("ZADD", KEYS.held, now - 1, "over", now, "a", now + 1, "b", now + 2, "c")
     server.do("ZADD", KEYS.ran, 1, "x", 2, "y")
 
-    def page(*args: str | int) -> object:
+    def page(*args):
         return server.run(scripts.NAMES, *args)
 
     assert page("held", 0, 2, 0) == [3, ["a", str(now), "b", str(now + 1)]]
@@ -1001,14 +961,12 @@ def test_an_index_is_read_by_pages_in_both_orders(server: Keyspace) -> None:
 # --- what a holder waits for ----------------------------------------------------------------
 
 
-def note_wait(server: Keyspace, who: str, wait: str = "its wait") -> object:
+def note_wait(server, who, wait="its wait"):
     """Note what the holder of a lease waits for."""
     return server.run(scripts.NOTE_WAIT, lease_id(who), lease_id("w"), wait)
 
 
-def test_a_wait_is_noted_at_the_current_lease_for_as_long_as_a_waiter_is_quiet(
-    server: Keyspace,
-) -> None:
+def test_a_wait_is_noted_at_the_current_lease_for_as_long_as_a_waiter_is_quiet(server):
     assert note_wait(server, "a") == 0
     server.acquire("a")
     assert note_wait(server, "b") == 0
@@ -1019,7 +977,7 @@ def test_a_wait_is_noted_at_the_current_lease_for_as_long_as_a_waiter_is_quiet(
     assert server.look()[6] == note
 
 
-def test_only_the_waiter_itself_takes_its_note_back(server: Keyspace) -> None:
+def test_only_the_waiter_itself_takes_its_note_back(server):
     server.acquire("a")
     note_wait(server, "a")
     server.run(scripts.NOTE_WAIT, lease_id("a"), lease_id("x"), "")
@@ -1029,7 +987,7 @@ def test_only_the_waiter_itself_takes_its_note_back(server: Keyspace) -> None:
     assert server.do("EXISTS", KEYS.waits) == 0
 
 
-def test_a_look_shows_no_wait_of_an_earlier_lease_or_of_one_that_is_over(server: Keyspace) -> None:
+def test_a_look_shows_no_wait_of_an_earlier_lease_or_of_one_that_is_over(server):
     server.acquire("a")
     note_wait(server, "a")
     server.run(scripts.CONCLUDE, token("a"), lease_id("a"), 50, 0, "o", "", "", 0, "")
@@ -1042,13 +1000,12 @@ def test_a_look_shows_no_wait_of_an_earlier_lease_or_of_one_that_is_over(server:
     assert server.look()[6] == ""
 
 
-def test_a_wait_is_followed_to_the_lease_and_the_wait_of_its_holder(server: Keyspace) -> None:
+def test_a_wait_is_followed_to_the_lease_and_the_wait_of_its_holder(server):
     server.acquire("a")
     ticket = server.acquire("b", "queue")[1]
 
-    def followed(who: str = "b", at: str = ticket) -> list[object]:
-        answer: list[object] = server.run(scripts.FOLLOW_WAIT, lease_id(who), at, 0)
-        return answer
+    def followed(who="b", at=ticket):
+        return server.run(scripts.FOLLOW_WAIT, lease_id(who), at, 0)
 
     assert followed() == [1, server.lock, ""]
     note_wait(server, "a")
@@ -1065,13 +1022,13 @@ def test_a_wait_is_followed_to_the_lease_and_the_wait_of_its_holder(server: Keys
     assert followed()[:2] == [0, ""]
 
 
-def test_of_a_wait_no_more_is_told_than_may_be_seen(server: Keyspace) -> None:
+def test_of_a_wait_no_more_is_told_than_may_be_seen(server):
     server.do("SET", KEYS.lock, "x" * 9000)
     server.do("SET", KEYS.waits, "y" * 9000)
     assert server.run(scripts.FOLLOW_WAIT, lease_id("b"), 1, 0) == [0, "x" * 8192, "y" * 8192]
 
 
-def test_a_waiter_that_hears_no_ring_waits_no_more(server: Keyspace) -> None:
+def test_a_waiter_that_hears_no_ring_waits_no_more(server):
     server.acquire("a")
     ticket = server.acquire("b", "queue")[1]
     assert server.run(scripts.FOLLOW_WAIT, lease_id("b"), ticket, 1)[0] == 0
@@ -1084,19 +1041,19 @@ def test_a_waiter_that_hears_no_ring_waits_no_more(server: Keyspace) -> None:
 # --- a baton --------------------------------------------------------------------------------
 
 
-def hand_over(server: Keyspace, who: str = "a", *, within: int = 3000) -> object:
+def hand_over(server, who="a", *, within=3000):
     """Hand the lease on to whoever knows the id of e."""
     return server.run(
         scripts.HAND_OVER, token(who), token("d"), lease_id("e"), within, f"for-{who}"
     )
 
 
-def take_up(server: Keyspace, who: str = "f", markers: str = "") -> object:
+def take_up(server, who="f", markers=""):
     named = token(who), lease_id("e")
     return server.run(scripts.TAKE_UP, *named, TTL, "try", 0, markers, "r", f"by-{who}", bell(who))
 
 
-def test_a_lease_is_handed_to_whoever_takes_it_up_by_its_id(server: Keyspace) -> None:
+def test_a_lease_is_handed_to_whoever_takes_it_up_by_its_id(server):
     server.listen("b")
     first = int(server.acquire("a"))
     server.acquire("b", "queue")
@@ -1115,7 +1072,7 @@ def test_a_lease_is_handed_to_whoever_takes_it_up_by_its_id(server: Keyspace) ->
     assert server.left == TTL
 
 
-def test_a_baton_is_taken_up_once_and_in_time(server: Keyspace) -> None:
+def test_a_baton_is_taken_up_once_and_in_time(server):
     fence = int(server.acquire("a")) + 1
     assert take_up(server) == ["lost", "taken"]
     hand_over(server)
@@ -1133,7 +1090,7 @@ def test_a_baton_is_taken_up_once_and_in_time(server: Keyspace) -> None:
     assert take_up(server) == ["lost", "gone"]
 
 
-def test_a_baton_that_was_released_by_force_is_lost_by_that(server: Keyspace) -> None:
+def test_a_baton_that_was_released_by_force_is_lost_by_that(server):
     server.acquire("a")
     hand_over(server)
     server.run(scripts.FORCE_RELEASE, lease_id("e"), REQUEST)
@@ -1141,7 +1098,7 @@ def test_a_baton_that_was_released_by_force_is_lost_by_that(server: Keyspace) ->
     assert server.do("PTTL", KEYS.forced) == 3000 + CONFIRM + 60_000
 
 
-def test_a_run_that_is_done_hands_the_baton_to_the_next_waiter(server: Keyspace) -> None:
+def test_a_run_that_is_done_hands_the_baton_to_the_next_waiter(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -1151,7 +1108,7 @@ def test_a_run_that_is_done_hands_the_baton_to_the_next_waiter(server: Keyspace)
     assert server.lock.startswith(token("b") + "c")
 
 
-def test_a_run_begins_with_the_baton_that_it_takes_up(server: Keyspace) -> None:
+def test_a_run_begins_with_the_baton_that_it_takes_up(server):
     server.acquire("a")
     hand_over(server)
     server.advance(5)
@@ -1168,7 +1125,7 @@ def test_a_run_begins_with_the_baton_that_it_takes_up(server: Keyspace) -> None:
     assert server.fields(KEYS.runs) == {}
 
 
-def test_what_was_handed_to_a_waiter_is_no_baton(server: Keyspace) -> None:
+def test_what_was_handed_to_a_waiter_is_no_baton(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -1177,7 +1134,7 @@ def test_what_was_handed_to_a_waiter_is_no_baton(server: Keyspace) -> None:
     assert server.lock.startswith(token("b") + "c")
 
 
-def test_only_who_holds_the_lock_hands_it_over(server: Keyspace) -> None:
+def test_only_who_holds_the_lock_hands_it_over(server):
     assert hand_over(server) == "gone"
     server.acquire("b")
     assert hand_over(server) == "taken"
@@ -1189,7 +1146,7 @@ def test_only_who_holds_the_lock_hands_it_over(server: Keyspace) -> None:
 # --- a hold ---------------------------------------------------------------------------------
 
 
-def test_an_operator_holds_a_free_lock_for_as_long_as_it_says(server: Keyspace) -> None:
+def test_an_operator_holds_a_free_lock_for_as_long_as_it_says(server):
     assert server.hold("a", lasts=5000) == str(server.us)
     assert (server.lock[:4], server.left) == ("hold", 5000)
     assert server.acquire("b")[0] == "busy"
@@ -1200,7 +1157,7 @@ def test_an_operator_holds_a_free_lock_for_as_long_as_it_says(server: Keyspace) 
     assert server.run(scripts.UNHOLD) == ""
 
 
-def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server: Keyspace) -> None:
+def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -1220,9 +1177,7 @@ def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server: Keys
 
 
 @pytest.mark.parametrize("left", [1, 0, -2])
-def test_a_hold_that_is_ended_before_it_begins_stays_in_no_index(
-    server: Keyspace, left: int
-) -> None:
+def test_a_hold_that_is_ended_before_it_begins_stays_in_no_index(server, left):
     server.acquire("a")
     server.hold("c", lasts=60_000)
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 60_000}
@@ -1232,7 +1187,7 @@ def test_a_hold_that_is_ended_before_it_begins_stays_in_no_index(
     assert server.scores(KEYS.held) == ({KEYS.lock: server.ms + left} if left >= 0 else {})
 
 
-def test_there_is_one_hold_at_a_time(server: Keyspace) -> None:
+def test_there_is_one_hold_at_a_time(server):
     server.acquire("a")
     server.hold("b", lasts=8000)
     server.advance(10)
@@ -1252,7 +1207,7 @@ def test_there_is_one_hold_at_a_time(server: Keyspace) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 0])
-def test_a_hold_that_is_over_before_its_turn_is_passed_over(server: Keyspace, left: int) -> None:
+def test_a_hold_that_is_over_before_its_turn_is_passed_over(server, left):
     server.acquire("a")
     server.hold("b", lasts=5000)
     server.advance(5000 - left)
@@ -1261,15 +1216,13 @@ def test_a_hold_that_is_over_before_its_turn_is_passed_over(server: Keyspace, le
     assert (server.lock[:4], server.left) == (("hold", 1) if left else ("", -2))
 
 
-def test_a_hold_that_waits_keeps_the_lock_in_the_lists_to_its_end(server: Keyspace) -> None:
+def test_a_hold_that_waits_keeps_the_lock_in_the_lists_to_its_end(server):
     server.acquire("a")
     server.hold("f", lasts=2 * TTL)
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 2 * TTL}
 
 
-def test_who_waits_for_the_only_permit_is_not_told_of_a_hold_that_is_taken_back(
-    server: Keyspace,
-) -> None:
+def test_who_waits_for_the_only_permit_is_not_told_of_a_hold_that_is_taken_back(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -1279,9 +1232,7 @@ def test_who_waits_for_the_only_permit_is_not_told_of_a_hold_that_is_taken_back(
 
 
 @pytest.mark.parametrize("left", [TTL, 1])
-def test_after_a_hold_that_is_taken_back_the_lease_is_listed_to_its_own_end(
-    server: Keyspace, left: int
-) -> None:
+def test_after_a_hold_that_is_taken_back_the_lease_is_listed_to_its_own_end(server, left):
     server.acquire("a")
     server.advance(TTL - left)
     server.hold("f", lasts=2 * TTL)
@@ -1293,7 +1244,7 @@ def test_after_a_hold_that_is_taken_back_the_lease_is_listed_to_its_own_end(
     assert server.scores(KEYS.held) == {}
 
 
-def test_a_hold_that_waits_is_taken_back(server: Keyspace) -> None:
+def test_a_hold_that_waits_is_taken_back(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
@@ -1307,7 +1258,7 @@ def test_a_hold_that_waits_is_taken_back(server: Keyspace) -> None:
     assert server.queue == "b"
 
 
-def test_a_hold_is_granted_by_a_look_once_the_lease_in_its_way_has_ended(server: Keyspace) -> None:
+def test_a_hold_is_granted_by_a_look_once_the_lease_in_its_way_has_ended(server):
     server.acquire("a", ttl=100)
     server.hold("b")
     server.advance(200)
@@ -1321,7 +1272,7 @@ def test_a_hold_is_granted_by_a_look_once_the_lease_in_its_way_has_ended(server:
     assert server.queue == "c"
 
 
-def test_of_a_hold_that_came_between_who_asks_learns_the_end(server: Keyspace) -> None:
+def test_of_a_hold_that_came_between_who_asks_learns_the_end(server):
     server.acquire("a", ttl=100)
     server.hold("b")
     server.advance(200)

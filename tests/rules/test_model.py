@@ -94,7 +94,7 @@ SETUPS = {
 @pytest.mark.proves("P1", "P2", "P3", "P4", "R3", "R4")
 @pytest.mark.slow
 @pytest.mark.parametrize("title", SETUPS)
-def test_every_promise_holds_when(title: str) -> None:
+def test_every_promise_holds_when(title):
     report = explore(SETUPS[title], patience=SOON)
     print(f"{title}: {report}")
     assert report.states > 1000
@@ -243,14 +243,14 @@ NAIVE = {
 }
 
 
-def test_a_rule_cannot_be_left_out_where_it_does_not_stand() -> None:
+def test_a_rule_cannot_be_left_out_where_it_does_not_stand():
     with pytest.raises(AssertionError, match="No script says 'if false then' any more"):
         naive.instead("if false then", "if true then")
 
 
 @pytest.mark.proves("P1", "P2", "P3", "P4", "R4")
 @pytest.mark.parametrize("title", NAIVE)
-def test_the_model_finds_what_breaks_when(title: str) -> None:
+def test_the_model_finds_what_breaks_when(title):
     promise, setup = NAIVE[title]
     with pytest.raises(Broken) as found:
         explore(setup, patience=SOON)

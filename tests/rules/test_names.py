@@ -55,19 +55,19 @@ from django_redislock.rules.names import (
     ],
     ids=repr,
 )
-def test_what_is_no_name_is_refused_with_the_rule(name: Any, rule: str) -> None:
+def test_what_is_no_name_is_refused_with_the_rule(name, rule):
     with pytest.raises(InvalidLockName, match=rule):
         check_name(name)
 
 
-def test_the_member_of_an_enum_is_the_text_that_it_is_equal_to() -> None:
+def test_the_member_of_an_enum_is_the_text_that_it_is_equal_to():
     name = Enum("Name", {"IMPORT": "an-import"}, type=str)["IMPORT"]
     for checked in (check_name(name), check_name("an-import"), Written(name)):
         assert str(checked) == "an-import"
     assert type(check_name("an-import")) is str
 
 
-def test_the_message_shows_a_long_name_cut_short() -> None:
+def test_the_message_shows_a_long_name_cut_short():
     with pytest.raises(InvalidLockName) as raised:
         check_name("x" * 5000)
     assert "xxx" in str(raised.value)
@@ -75,7 +75,7 @@ def test_the_message_shows_a_long_name_cut_short() -> None:
 
 
 @pytest.mark.parametrize(("length", "shown"), [(78, 80), (79, 80), (5000, 80)])
-def test_of_a_name_that_is_refused_eighty_characters_are_shown(length: int, shown: int) -> None:
+def test_of_a_name_that_is_refused_eighty_characters_are_shown(length, shown):
     name = "\n" + "x" * (length - 2)  # As repr() writes it, it has quotes, and a backslash more.
     with pytest.raises(InvalidLockName) as raised:
         check_name(name)
@@ -85,7 +85,7 @@ def test_of_a_name_that_is_refused_eighty_characters_are_shown(length: int, show
     assert text + "x" not in str(raised.value)
 
 
-def test_a_name_is_limited_although_a_template_is_not() -> None:
+def test_a_name_is_limited_although_a_template_is_not():
     assert check_name("x" * 201, template=True)
     with pytest.raises(InvalidLockName, match="201 bytes"):
         check_name("x" * 201)
@@ -93,8 +93,8 @@ def test_a_name_is_limited_although_a_template_is_not() -> None:
         checked_name("x" * 201)
 
 
-def test_a_name_is_made_of_the_arguments_of_a_call() -> None:
-    def draw(order: Any, *, kind: str = "weekly", **others: Any) -> None: ...
+def test_a_name_is_made_of_the_arguments_of_a_call():
+    def draw(order, *, kind="weekly", **others): ...
 
     assert formatter("{order}-{kind}", draw)((7,), {}) == "7-weekly"
     assert formatter("{other}", draw)((7,), {"other": 8}) == "8"
@@ -102,8 +102,8 @@ def test_a_name_is_made_of_the_arguments_of_a_call() -> None:
     assert first((), {}) == "daily"
 
 
-def test_what_is_seen_stands_for_an_argument() -> None:
-    def draw(order: Any, note: Any) -> None: ...
+def test_what_is_seen_stands_for_an_argument():
+    def draw(order, note): ...
 
     seen = formatter("{order}", draw, see=lambda name, value: f"{name}={value}")
     assert seen((7, "x"), {}) == "order=7"
@@ -124,8 +124,8 @@ def test_what_is_seen_stands_for_an_argument() -> None:
     ids=["set", "frozenset", "dict", "tuple", "text of an enum", "number of an enum"],
 )
 @pytest.mark.parametrize("field", ["{order}", "{order!s}", "{note.order}", "{note.all[0]}"])
-def test_equal_values_make_equal_names(field: str, value: Any, equal: Any, text: str) -> None:
-    def draw(order: Any, note: Any) -> None: ...
+def test_equal_values_make_equal_names(field, value, equal, text):
+    def draw(order, note): ...
 
     name_of = formatter(field, draw)
     for one in (value, equal):
@@ -133,15 +133,15 @@ def test_equal_values_make_equal_names(field: str, value: Any, equal: Any, text:
         assert name_of((one, note), {}) == text
 
 
-def test_a_name_that_cannot_be_made_says_why() -> None:
-    def draw(order: Any) -> None: ...
+def test_a_name_that_cannot_be_made_says_why():
+    def draw(order): ...
 
     for template in ("{order.pk}", "{order.pk.year[0]}"):
         with pytest.raises(InvalidLockName, match="cannot be formatted: AttributeError"):
             formatter(template, draw)((7,), {})
 
 
-def test_a_name_without_fields_is_that_of_every_call() -> None:
+def test_a_name_without_fields_is_that_of_every_call():
     assert formatter("lottery", lambda order: None)((7,), {}) == "lottery"
     with pytest.raises(InvalidLockName, match="201 bytes"):
         formatter("x" * 201, lambda order: None)
@@ -155,8 +155,8 @@ def test_a_name_without_fields_is_that_of_every_call() -> None:
         ("{other}", r"'other', which .*draw\(\) does not take; its arguments are: order.$"),
     ],
 )
-def test_a_template_that_never_makes_a_name_is_refused_at_once(template: str, rule: str) -> None:
-    def draw(order: Any) -> None: ...
+def test_a_template_that_never_makes_a_name_is_refused_at_once(template, rule):
+    def draw(order): ...
 
     with pytest.raises(InvalidLockName, match=rule):
         formatter(template, draw)
@@ -164,8 +164,8 @@ def test_a_template_that_never_makes_a_name_is_refused_at_once(template: str, ru
         formatter("{other}", lambda: None)
 
 
-def test_an_argument_that_a_call_does_not_have_is_named() -> None:
-    def draw(**others: Any) -> None: ...
+def test_an_argument_that_a_call_does_not_have_is_named():
+    def draw(**others): ...
 
     name_of = formatter("{b}-{a}", draw)
     with pytest.raises(InvalidLockName, match=r"'a', which this call of .*; it has: c.$"):
@@ -174,32 +174,32 @@ def test_an_argument_that_a_call_does_not_have_is_named() -> None:
         name_of((), {})
 
 
-def test_a_name_that_no_other_process_arrives_at_is_refused() -> None:
+def test_a_name_that_no_other_process_arrives_at_is_refused():
     with pytest.raises(InvalidLockName, match="address in memory"):
         formatter("{order}", lambda order: None)((object(),), {})
     assert formatter("{order}", lambda order: None)((" at 0xy",), {}) == " at 0xy"
 
 
-def test_the_arguments_of_a_method_are_those_that_its_caller_passes() -> None:
+def test_the_arguments_of_a_method_are_those_that_its_caller_passes():
     class View:
-        def post(self, order: Any) -> None: ...
+        def post(self, order): ...
 
     bound = View().post
 
     @wraps(bound)
     def decorated(order: Any) -> None: ...
 
-    def view(request: Any) -> None: ...
+    def view(request): ...
 
     assert list(signature_of(bound).parameters) == ["order"]
     assert list(signature_of(wraps(View.post)(decorated)).parameters) == ["self", "order"]
     assert list(signature_of(partial(View.post, View())).parameters) == ["order"]
-    view.view_class = View  # type: ignore[attr-defined] # As as_view() does.
-    view.__wrapped__ = View.post  # type: ignore[attr-defined]
+    view.view_class = View  # As as_view() does.
+    view.__wrapped__ = View.post
     assert list(signature_of(view).parameters) == ["request"]
 
 
-def test_several_names_are_taken_once_each_in_one_order() -> None:
+def test_several_names_are_taken_once_each_in_one_order():
     assert several_names(("b", "a", "b")) == ("a", "b")
     assert several_names(("{tenant}" + "x" * 200,))
     with pytest.raises(InvalidLockName, match="201 bytes"):
@@ -209,25 +209,25 @@ def test_several_names_are_taken_once_each_in_one_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu#2", "gpu#0", "#7", "a\u2028b#12"])
-def test_a_lock_with_a_limit_is_not_called_as_one_of_its_permits(name: str) -> None:
+def test_a_lock_with_a_limit_is_not_called_as_one_of_its_permits(name):
     with pytest.raises(InvalidLockName, match="ends in # and a number"):
         check_limited(name)
     check_limited(name + "x")
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 200, "ä" * 100, "a b", " ", "🎲", "ﷺ"], ids=ascii)
-def test_other_text_is_a_name(name: str) -> None:
+def test_other_text_is_a_name(name):
     assert check_name(name) == unicodedata.normalize("NFC", name)
 
 
-def test_names_are_normalised_so_that_equal_looking_ones_are_one_lock() -> None:
+def test_names_are_normalised_so_that_equal_looking_ones_are_one_lock():
     composed, decomposed = "caf\u00e9", "cafe\u0301"
     assert check_name(decomposed) == composed
     # The length counts after it.
     assert check_name("e\u0301" * 100) == "\u00e9" * 100
 
 
-def own_keys(name: str) -> set[str]:
+def own_keys(name):
     """The keys of one lock; the fence and the indexes are common to all."""
     keys = lock_keys("prefix", name)._asdict()
     return set(keys.values()) - {keys["fence"], keys["held"], keys["ran"], keys["calls"]}
@@ -253,7 +253,7 @@ def test_the_permit_is_read_back_from_its_key(name: str, permit: int) -> None:
 
 
 @pytest.mark.parametrize("end", ["#1", "#0", "#02", "#", "#x", "#10000", "2", "#2 "])
-def test_no_other_key_is_that_of_a_permit(end: str) -> None:
+def test_no_other_key_is_that_of_a_permit(end):
     assert permit_of("prefix", f"prefix:{{lottery}}:lock{end}") is None
 
 
@@ -292,12 +292,12 @@ def test_in_buckets_all_keys_of_a_name_have_the_tag_of_its_bucket(name: str) -> 
 
 
 @pytest.mark.parametrize("prefix", ["prefix", "prefix" + IN_BUCKETS])
-def test_a_channel_tells_for_which_locks_it_is(prefix: str) -> None:
+def test_a_channel_tells_for_which_locks_it_is(prefix):
     begin = prefix_of(prefix, "lottery")
     assert prefix_in(channel(begin, "host:1", 7)) == begin
 
 
-def test_the_bucket_of_a_name_is_the_same_for_ever() -> None:
+def test_the_bucket_of_a_name_is_the_same_for_ever():
     """Or processes of two versions would each give the same lock away, in different buckets."""
     assert {name: bucket_of(name) for name in ("lottery", "report:7", "é")} == {
         "lottery": 131,
@@ -320,9 +320,7 @@ def test_the_bucket_of_a_name_is_the_same_for_ever() -> None:
         ("gpu#\u0662", [("gpu#\u0662", 1)]),
     ],
 )
-def test_a_label_means_a_permit_or_the_lock_that_is_called_just_so(
-    label: str, meant: list[tuple[str, int]]
-) -> None:
+def test_a_label_means_a_permit_or_the_lock_that_is_called_just_so(label, meant):
     assert meant_by(label) == meant
     for name, number in meant:
         permit = Permit(name, number)
@@ -331,6 +329,6 @@ def test_a_label_means_a_permit_or_the_lock_that_is_called_just_so(
 
 
 @pytest.mark.parametrize("label", ["", "\n#2", "x" * 201, "x" * 201 + "#2", None])
-def test_what_is_neither_is_refused(label: Any) -> None:
+def test_what_is_neither_is_refused(label):
     with pytest.raises(InvalidLockName):
         meant_by(label)

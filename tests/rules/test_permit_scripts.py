@@ -18,12 +18,12 @@ SECOND = KEYS.of_permit(2)
 
 
 @pytest.fixture
-def server() -> Keyspace:
+def server():
     return Keyspace()
 
 
 @pytest.fixture
-def full(server: Keyspace) -> Keyspace:
+def full(server):
     """Both permits of two are taken, by "a" for a while and by "b" for half of it."""
     assert server.acquire("a", limit=2)[-2:] == " 1"
     assert server.acquire("b", limit=2, ttl=TTL // 2)[-2:] == " 2"
@@ -31,19 +31,19 @@ def full(server: Keyspace) -> Keyspace:
     return server
 
 
-def wait(server: Keyspace, waiters: str, limit: int = 2) -> None:
+def wait(server, waiters, limit=2):
     """Let them stand in the queue, each a moment after the other."""
     for who in waiters:
         assert server.acquire(who, "queue", limit=limit)[0] == "queued"
         server.advance(1)
 
 
-def heard(server: Keyspace) -> list[str]:
+def heard(server):
     """Who was rung, and the first word of what each heard."""
     return [f"{channel[5]} {words.split()[0]}" for channel, words in server.rung]
 
 
-def run_of(task_id: str) -> dict[str, str]:
+def run_of(task_id):
     """The acquire of a run of a task."""
     owner = json.dumps({"host": "web", "task_id": task_id}, separators=(",", ":"))
     return {"owner": owner, "markers": f"0600000/100|{task_id}:1.0"}
@@ -52,7 +52,7 @@ def run_of(task_id: str) -> dict[str, str]:
 # --- a grant --------------------------------------------------------------------------------
 
 
-def test_the_permits_are_given_out_from_the_first_on(server: Keyspace) -> None:
+def test_the_permits_are_given_out_from_the_first_on(server):
     fences = [server.acquire(who, limit=3).split() for who in "abc"]
     assert [permit for _, permit in fences] == ["1", "2", "3"]
     assert [int(fence) for fence, _ in fences] == [server.us, server.us + 1, server.us + 2]
@@ -62,7 +62,7 @@ def test_the_permits_are_given_out_from_the_first_on(server: Keyspace) -> None:
     assert server.holders(4) == "abc."
 
 
-def test_a_permit_that_was_given_back_is_given_out_again(server: Keyspace) -> None:
+def test_a_permit_that_was_given_back_is_given_out_again(server):
     for who in "abc":
         server.acquire(who, limit=3)
     assert server.release("b", 2) == "released"
@@ -70,7 +70,7 @@ def test_a_permit_that_was_given_back_is_given_out_again(server: Keyspace) -> No
     assert server.acquire("d", limit=3).split()[1] == "2"
 
 
-def test_a_resend_is_answered_with_the_permit_that_it_has(full: Keyspace) -> None:
+def test_a_resend_is_answered_with_the_permit_that_it_has(full):
     again = full.acquire("b", limit=2)
     assert again.split()[1] == "2"
     full.release("a")
@@ -78,26 +78,26 @@ def test_a_resend_is_answered_with_the_permit_that_it_has(full: Keyspace) -> Non
     assert full.holders(2) == ".b"
 
 
-def test_the_way_of_one_permit_is_that_of_a_lock_without_a_limit(server: Keyspace) -> None:
+def test_the_way_of_one_permit_is_that_of_a_lock_without_a_limit(server):
     server.acquire("a")
     assert server.acquire("b", limit=2).split()[1] == "2"
     assert server.acquire("c")[0] == "busy"
     assert server.acquire("c", limit=2)[0] == "busy"
 
 
-def test_a_key_of_another_type_takes_a_place_and_no_more(server: Keyspace) -> None:
+def test_a_key_of_another_type_takes_a_place_and_no_more(server):
     server.do("RPUSH", KEYS.lock, "x")
     assert server.acquire("a", limit=2).split()[1] == "2"
 
 
-def test_of_permits_that_end_at_the_same_time_the_first_is_told(server: Keyspace) -> None:
+def test_of_permits_that_end_at_the_same_time_the_first_is_told(server):
     for who in "ab":
         server.acquire(who, limit=2)
     assert server.acquire("c", limit=2)[2] == server.lock
 
 
-def test_each_permit_has_a_timeline_of_its_own(full: Keyspace) -> None:
-    def past(number: int) -> list[str]:
+def test_each_permit_has_a_timeline_of_its_own(full):
+    def past(number):
         entries = full.do("LRANGE", KEYS.of_permit(number).past, 0, -1)
         return [entry.rpartition("|")[2] for entry in entries]
 
@@ -110,7 +110,7 @@ def test_each_permit_has_a_timeline_of_its_own(full: Keyspace) -> None:
     assert (past(1), past(2)) == (["by-a"], ["by-b"])
 
 
-def test_a_permit_that_never_ends_takes_a_place_and_no_more(full: Keyspace) -> None:
+def test_a_permit_that_never_ends_takes_a_place_and_no_more(full):
     full.do("SET", KEYS.lock, "x")
     full.do("DEL", KEYS.held)
     assert full.acquire("c", limit=2)[:2] == ["busy", TTL // 2]
@@ -125,7 +125,7 @@ def test_a_permit_that_never_ends_takes_a_place_and_no_more(full: Keyspace) -> N
 
 
 @pytest.mark.proves("P6", "R14")
-def test_whichever_permit_is_released_goes_to_the_first_waiter(full: Keyspace) -> None:
+def test_whichever_permit_is_released_goes_to_the_first_waiter(full):
     wait(full, "cd")
     full.release("b", 2)
     assert (full.holders(2), full.queue) == ("ac", "d")
@@ -135,12 +135,12 @@ def test_whichever_permit_is_released_goes_to_the_first_waiter(full: Keyspace) -
     assert len(full.rung[-1][1].split()) == 4  # Of the first permit, as of a lock without a limit.
 
 
-def test_a_waiter_is_told_the_soonest_end(full: Keyspace) -> None:
+def test_a_waiter_is_told_the_soonest_end(full):
     assert full.acquire("c", "queue", limit=2)[2] == TTL // 2
 
 
 @pytest.mark.proves("P6")
-def test_a_permit_that_has_ended_by_itself_goes_to_the_first_waiter(full: Keyspace) -> None:
+def test_a_permit_that_has_ended_by_itself_goes_to_the_first_waiter(full):
     wait(full, "cd")
     full.advance(TTL // 2)
     assert full.acquire("e", "queue", limit=2)[0] == "queued"
@@ -149,7 +149,7 @@ def test_a_permit_that_has_ended_by_itself_goes_to_the_first_waiter(full: Keyspa
 
 
 @pytest.mark.proves("P6")
-def test_a_look_hands_out_all_permits_that_are_free(full: Keyspace) -> None:
+def test_a_look_hands_out_all_permits_that_are_free(full):
     wait(full, "cde")
     for number in (1, 2):
         full.do("DEL", KEYS.of_permit(number).lock)
@@ -158,7 +158,7 @@ def test_a_look_hands_out_all_permits_that_are_free(full: Keyspace) -> None:
 
 
 @pytest.mark.proves("P6")
-def test_whoever_takes_the_first_of_several_has_the_next_waiter_look(full: Keyspace) -> None:
+def test_whoever_takes_the_first_of_several_has_the_next_waiter_look(full):
     wait(full, "cd")
     for number in (1, 2):
         full.do("DEL", KEYS.of_permit(number).lock)
@@ -169,7 +169,7 @@ def test_whoever_takes_the_first_of_several_has_the_next_waiter_look(full: Keysp
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_whoever_takes_the_only_one_that_is_free_wakes_nobody(full: Keyspace, number: int) -> None:
+def test_whoever_takes_the_only_one_that_is_free_wakes_nobody(full, number):
     wait(full, "cd")
     full.do("DEL", KEYS.of_permit(number).lock)
     assert full.acquire("c", "queue", limit=2).split()[1] == str(number)
@@ -177,7 +177,7 @@ def test_whoever_takes_the_only_one_that_is_free_wakes_nobody(full: Keyspace, nu
 
 
 @pytest.mark.proves("P6")
-def test_the_dead_are_passed_over(full: Keyspace) -> None:
+def test_the_dead_are_passed_over(full):
     wait(full, "fc")
     full.release("b", 2)
     assert (full.holders(2), full.queue) == ("ac", "")
@@ -185,7 +185,7 @@ def test_the_dead_are_passed_over(full: Keyspace) -> None:
 
 @pytest.mark.proves("P6", "R4")
 @pytest.mark.parametrize("free", ["1", "2", "12"])
-def test_a_waiter_that_looks_behind_a_dead_one_has_one_permit(full: Keyspace, free: str) -> None:
+def test_a_waiter_that_looks_behind_a_dead_one_has_one_permit(full, free):
     wait(full, "fcd")
     for number in map(int, free):
         full.do("DEL", KEYS.of_permit(number).lock)
@@ -195,7 +195,7 @@ def test_a_waiter_that_looks_behind_a_dead_one_has_one_permit(full: Keyspace, fr
     assert heard(full) == (["d look"] if len(free) > 1 else [])
 
 
-def test_a_waiter_that_does_not_confirm_gives_its_permit_to_the_next(full: Keyspace) -> None:
+def test_a_waiter_that_does_not_confirm_gives_its_permit_to_the_next(full):
     wait(full, "cd")
     full.release("b", 2)
     full.advance(CONFIRM)
@@ -204,7 +204,7 @@ def test_a_waiter_that_does_not_confirm_gives_its_permit_to_the_next(full: Keysp
 
 
 @pytest.mark.proves("P6")
-def test_nobody_passes_a_first_waiter_with_a_lower_limit(full: Keyspace) -> None:
+def test_nobody_passes_a_first_waiter_with_a_lower_limit(full):
     wait(full, "c", limit=1)
     wait(full, "d")
     full.release("b", 2)
@@ -216,7 +216,7 @@ def test_nobody_passes_a_first_waiter_with_a_lower_limit(full: Keyspace) -> None
     assert full.acquire("d", "queue", limit=2).split()[1] == "2"
 
 
-def test_a_dead_first_waiter_with_a_lower_limit_keeps_nothing_from_others(full: Keyspace) -> None:
+def test_a_dead_first_waiter_with_a_lower_limit_keeps_nothing_from_others(full):
     wait(full, "c", limit=1)
     full.release("b", 2)
     full.advance(6000)
@@ -225,9 +225,7 @@ def test_a_dead_first_waiter_with_a_lower_limit_keeps_nothing_from_others(full: 
 
 
 @pytest.mark.parametrize("strange", ["x", "x" * 40])
-def test_what_is_not_ours_in_the_queue_keeps_nothing_from_others(
-    full: Keyspace, strange: str
-) -> None:
+def test_what_is_not_ours_in_the_queue_keeps_nothing_from_others(full, strange):
     wait(full, "c")
     full.do("ZADD", KEYS.queue, 1, strange)
     full.do("DEL", SECOND.lock)
@@ -240,7 +238,7 @@ def test_what_is_not_ours_in_the_queue_keeps_nothing_from_others(
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_undo_finds_the_permit_that_it_does_not_know(server: Keyspace, number: int) -> None:
+def test_an_undo_finds_the_permit_that_it_does_not_know(server, number):
     for who in "ab"[:number]:
         server.acquire(who, limit=2)
     who = "ab"[number - 1]
@@ -250,7 +248,7 @@ def test_an_undo_finds_the_permit_that_it_does_not_know(server: Keyspace, number
 
 
 @pytest.mark.proves("R4")
-def test_an_undo_hands_its_permit_to_the_first_waiter(full: Keyspace) -> None:
+def test_an_undo_hands_its_permit_to_the_first_waiter(full):
     wait(full, "cd")
     assert full.leave("b", 2) == 1
     assert (full.holders(2), full.queue) == ("ac", "d")
@@ -258,7 +256,7 @@ def test_an_undo_hands_its_permit_to_the_first_waiter(full: Keyspace) -> None:
     assert full.queue == ""
 
 
-def test_a_permit_that_cools_down_is_no_other_delivery_and_no_resend(full: Keyspace) -> None:
+def test_a_permit_that_cools_down_is_no_other_delivery_and_no_resend(full):
     full.do("SETRANGE", SECOND.lock, 32, "k")
     assert full.acquire("b", limit=2)[0] == "busy"
     full.release("a")
@@ -266,7 +264,7 @@ def test_a_permit_that_cools_down_is_no_other_delivery_and_no_resend(full: Keysp
 
 
 @pytest.mark.proves("P9")
-def test_each_permit_is_taken_by_force_alone(full: Keyspace) -> None:
+def test_each_permit_is_taken_by_force_alone(full):
     wait(full, "c")
     answer = full.run(scripts.FORCE_RELEASE, lease_id("b"), "r" * 16, permit=2)
     assert answer[0] == "released"
@@ -278,7 +276,7 @@ def test_each_permit_is_taken_by_force_alone(full: Keyspace) -> None:
 # --- a hold ---------------------------------------------------------------------------------
 
 
-def test_a_hold_keeps_all_permits_from_everybody(server: Keyspace) -> None:
+def test_a_hold_keeps_all_permits_from_everybody(server):
     server.hold("f")
     assert server.acquire("a", limit=2)[:2] == ["busy", TTL]
     server.listen("a", "b")
@@ -289,7 +287,7 @@ def test_a_hold_keeps_all_permits_from_everybody(server: Keyspace) -> None:
     assert server.acquire("b", "queue", limit=2).split()[1] == "2"
 
 
-def test_a_permit_that_is_released_during_a_hold_goes_to_nobody(full: Keyspace) -> None:
+def test_a_permit_that_is_released_during_a_hold_goes_to_nobody(full):
     full.hold("f")
     full.release("a")
     wait(full, "c")
@@ -297,7 +295,7 @@ def test_a_permit_that_is_released_during_a_hold_goes_to_nobody(full: Keyspace) 
     assert (full.holders(2), full.queue, full.rung) == ("f.", "c", [])
 
 
-def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full: Keyspace) -> None:
+def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full):
     wait(full, "c")
     assert full.hold("f")[0] == "queued"
     full.release("b", 2)
@@ -307,9 +305,7 @@ def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full: Keyspace) -> 
     assert full.holders(2) == "f."
 
 
-def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(
-    full: Keyspace,
-) -> None:
+def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(full):
     wait(full, "cd")
     full.hold("f")
     full.release("b", 2)
@@ -319,7 +315,7 @@ def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(
     assert full.acquire("c", "queue", limit=2).split()[1] == "2"
 
 
-def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full: Keyspace) -> None:
+def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full):
     full.hold("f", lasts=1000)
     assert full.acquire("c", "queue", limit=2)[2] == 1000
     full.release("b", 2)
@@ -329,21 +325,19 @@ def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full: Keyspace) 
     assert full.acquire("c", "queue", limit=2).split()[1] == "2"
 
 
-def test_a_waiter_that_sleeps_is_told_of_a_hold_before_it(full: Keyspace) -> None:
+def test_a_waiter_that_sleeps_is_told_of_a_hold_before_it(full):
     wait(full, "c")
     full.hold("f", lasts=1000)
     assert full.rung == [(bell("c"), f"look {lease_id('c')} 1000")]
 
 
-def test_a_waiter_for_the_only_permit_is_told_nothing_of_a_hold(full: Keyspace) -> None:
+def test_a_waiter_for_the_only_permit_is_told_nothing_of_a_hold(full):
     wait(full, "c", limit=1)
     full.hold("f", lasts=1000)
     assert not full.rung
 
 
-def test_a_hold_that_outlasts_the_lease_before_it_is_not_what_a_waiter_is_told(
-    full: Keyspace,
-) -> None:
+def test_a_hold_that_outlasts_the_lease_before_it_is_not_what_a_waiter_is_told(full):
     full.hold("f", lasts=2 * TTL)
     assert full.acquire("c", "queue", limit=2)[2] == TTL  # It is on permit 1 that the hold waits.
 
@@ -353,9 +347,7 @@ def test_a_hold_that_outlasts_the_lease_before_it_is_not_what_a_waiter_is_told(
 
 @pytest.mark.proves("P8")
 @pytest.mark.parametrize("mode", ["try", "queue", "last"])
-def test_another_delivery_of_a_run_that_has_a_permit_is_told_at_once(
-    server: Keyspace, mode: str
-) -> None:
+def test_another_delivery_of_a_run_that_has_a_permit_is_told_at_once(server, mode):
     server.acquire("a", limit=3, **run_of("id-1"))
     assert server.acquire("b", mode, limit=3, **run_of("id-1"))[:2] == ["own", TTL]
     assert (server.holders(3), server.queue) == ("a..", "")
@@ -363,7 +355,7 @@ def test_another_delivery_of_a_run_that_has_a_permit_is_told_at_once(
     assert server.acquire("a", limit=3, **run_of("id-1")).split()[1] == "1"  # A resend.
 
 
-def test_the_run_of_each_permit_is_noted_under_the_name(server: Keyspace) -> None:
+def test_the_run_of_each_permit_is_noted_under_the_name(server):
     for who in "ab":
         server.acquire(who, limit=2, **run_of(f"id-{who}"))
     assert {"started", "started#2"} == server.fields(KEYS.runs).keys()
@@ -376,7 +368,7 @@ def test_the_run_of_each_permit_is_noted_under_the_name(server: Keyspace) -> Non
     assert {"success"} == server.fields(KEYS.runs).keys()
 
 
-def test_the_bell_of_a_permit_tells_which_one_it_is(full: Keyspace) -> None:
+def test_the_bell_of_a_permit_tells_which_one_it_is(full):
     wait(full, "c")
     full.release("b", 2)
     fence = full.do("GET", SECOND.lock).split("|")[1]

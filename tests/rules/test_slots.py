@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from redis import exceptions as redis_errors
@@ -26,50 +25,50 @@ CUT_OFF = ReplyError("CLUSTERDOWN The cluster is down")
 class StubNode:
     """One that no connection leads to; what is said of it is all there is."""
 
-    def __init__(self, address: str, _: object) -> None:
+    def __init__(self, address, _):
         self.address = address
 
-    def redirection(self, outcome: object) -> None:
+    def redirection(self, outcome):
         return None
 
-    def retire(self) -> None:
+    def retire(self):
         pass
 
 
 class Talk:
     """What each node says about who keeps the slots, and who has been asked."""
 
-    def __init__(self, **said: Any) -> None:
+    def __init__(self, **said):
         self.said = {{"A": A, "B": B, "C": C}[node]: says for node, says in said.items()}
-        self.asked: list[str] = []
-        self.slots = slots.Slots(self.said, self._dialer_to, StubNode, HUNG)  # type: ignore[arg-type]
+        self.asked = []
+        self.slots = slots.Slots(self.said, self._dialer_to, StubNode, HUNG)
 
-    def owner_node(self) -> str:
+    def owner_node(self):
         return self.slots.find(NAME, HUNG).address
 
-    def lose(self, address: str, error: Exception = CUT_OFF) -> None:
+    def lose(self, address, error=CUT_OFF):
         """Let a call that a node was sent have failed, and what follows from that be over."""
         node = self.slots.found(NAME, None)
         assert node.address == address
         self.slots.judge(node, CALL, trouble_of(error, 0))
         self.slots.settle(HUNG)
 
-    def _dialer_to(self, address: str) -> Any:
+    def _dialer_to(self, address):
         return StubDialer(self, address)
 
 
 class StubDialer:
     """Leads to what a node says: an address, which keeps all slots; or what goes wrong."""
 
-    def __init__(self, talk: Talk, address: str) -> None:
+    def __init__(self, talk, address):
         self._talk = talk
         self._address = address
 
-    def dial(self, seconds: float) -> StubDialer:
+    def dial(self, seconds):
         self._talk.asked.append(self._address)
         return self
 
-    def execute(self, command: bytes, seconds: float) -> Any:
+    def execute(self, command, seconds):
         said = self._talk.said.get(self._address, TimeoutError())
         if isinstance(said, Exception):
             raise said
@@ -78,7 +77,7 @@ class StubDialer:
         host, _, port = said.partition(":")
         return [[0, REDIS_CLUSTER_HASH_SLOTS - 1, [host.encode(), int(port), b"of one cluster"]]]
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
@@ -93,7 +92,7 @@ class StubDialer:
     ],
     ids=["cut off", "dead", "no node any more", "refuses the password"],
 )
-def test_r13_a_node_that_was_lost_is_not_believed_that_it_keeps_a_lock(error: Exception) -> None:
+def test_r13_a_node_that_was_lost_is_not_believed_that_it_keeps_a_lock(error):
     talk = Talk(A=A, B=C)
     assert talk.owner_node() == A
     talk.lose(A, error)
@@ -102,7 +101,7 @@ def test_r13_a_node_that_was_lost_is_not_believed_that_it_keeps_a_lock(error: Ex
 
 
 @pytest.mark.proves("R13")
-def test_r13_nor_is_another_that_has_not_heard_of_it_if_a_third_has() -> None:
+def test_r13_nor_is_another_that_has_not_heard_of_it_if_a_third_has():
     talk = Talk(A=A, B=A, C=C)
     assert talk.owner_node() == A
     talk.lose(A)
@@ -110,7 +109,7 @@ def test_r13_nor_is_another_that_has_not_heard_of_it_if_a_third_has() -> None:
 
 
 @pytest.mark.proves("R13")
-def test_r13_while_all_say_that_a_lost_node_keeps_a_lock_it_is_asked_again() -> None:
+def test_r13_while_all_say_that_a_lost_node_keeps_a_lock_it_is_asked_again():
     talk = Talk(A=A, B=A, C=A)
     for _ in range(3):
         assert talk.owner_node() == A
@@ -119,7 +118,7 @@ def test_r13_while_all_say_that_a_lost_node_keeps_a_lock_it_is_asked_again() -> 
     wait_until(lambda: lost_or_at(talk, C))
 
 
-def lost_or_at(talk: Talk, address: str) -> bool:
+def lost_or_at(talk, address):
     """Whether a lock is looked for there; if not, it was in vain."""
     if talk.owner_node() == address:
         return True
@@ -127,7 +126,7 @@ def lost_or_at(talk: Talk, address: str) -> bool:
     return False
 
 
-def test_while_nothing_new_is_said_one_node_is_asked_at_a_time(now: list[float]) -> None:
+def test_while_nothing_new_is_said_one_node_is_asked_at_a_time(now):
     """A master may be away for long, and a cluster may have many nodes."""
     talk = Talk(A=A, B=A, C=A)
     assert talk.owner_node() == A
@@ -140,7 +139,7 @@ def test_while_nothing_new_is_said_one_node_is_asked_at_a_time(now: list[float])
     assert asked == [[B, C], [B], [C], [B, C]]
 
 
-def test_a_node_that_is_silent_is_not_waited_for_each_time(now: list[float]) -> None:
+def test_a_node_that_is_silent_is_not_waited_for_each_time(now):
     talk = Talk(A=A, B=A, C=TimeoutError())
     assert talk.owner_node() == A
     asked = []
@@ -160,14 +159,14 @@ def test_a_node_that_is_silent_is_not_waited_for_each_time(now: list[float]) -> 
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def now(monkeypatch):
     """A time that stands still until a test lets it pass."""
     time = [1000.0]
     monkeypatch.setattr(slots, "clock", SimpleNamespace(now=lambda: time[0]))
     return time
 
 
-def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock() -> None:
+def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock():
     talk = Talk(A=A, B=C)
     assert talk.owner_node() == A
     before = len(talk.asked)
@@ -181,12 +180,12 @@ def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock() ->
 @pytest.mark.parametrize(
     "first", ["", ReplyError("NOPERM no permissions")], ids=["no one", "error"]
 )
-def test_an_answer_that_names_no_node_is_none(first: Any) -> None:
+def test_an_answer_that_names_no_node_is_none(first):
     talk = Talk(A=first, B=C)
     assert talk.owner_node() == C
 
 
-def test_a_node_without_the_name_that_is_preferred_is_reached_by_its_ip_or_not_at_all() -> None:
+def test_a_node_without_the_name_that_is_preferred_is_reached_by_its_ip_or_not_at_all():
     """Nodes call it "?" if hostnames are preferred and it has none."""
     rest = REDIS_CLUSTER_HASH_SLOTS - 1
     known, self_named = [b"ip", b"10.0.0.2"], {b"ip": b""}
@@ -198,7 +197,7 @@ def test_a_node_without_the_name_that_is_preferred_is_reached_by_its_ip_or_not_a
         assert found.owned == REDIS_CLUSTER_HASH_SLOTS
 
 
-def test_if_no_node_knows_who_keeps_a_lock_they_are_asked_again() -> None:
+def test_if_no_node_knows_who_keeps_a_lock_they_are_asked_again():
     """As while a cluster is being made."""
     talk = Talk(A="", B="")
     with pytest.raises(AtServers, match=f"{A}: .*; {B}: "):

@@ -14,28 +14,23 @@ KEPT = "9000/3"  # Records: for so many ms, and of so many locks.
 
 
 @pytest.fixture
-def server() -> Keyspace:
+def server():
     return Keyspace()
 
 
 # --- one call waits for many ----------------------------------------------------------------
 
 
-def announce(
-    server: Keyspace,
-    task: str,
-    *terms: int | str,
-    ttl: int = 5000,
-) -> object:
+def announce(server, task, *terms, ttl=5000):
     """With terms: ms until it may run, until its message expires, its arguments, and its task."""
     return server.run(scripts.ANNOUNCE, task, ttl, *terms)
 
 
-def requeue(server: Keyspace, task: str, ttl: int = 5000) -> object:
+def requeue(server, task, ttl=5000):
     return server.run(scripts.REQUEUE, task, ttl)
 
 
-def test_the_first_call_is_published_and_stands_for_those_after_it(server: Keyspace) -> None:
+def test_the_first_call_is_published_and_stands_for_those_after_it(server):
     now = server.ms
     assert announce(server, "a") == ""
     assert server.fields(KEYS.runs) == {"queued": f"{now + 5000}|a", "terms": f"{now}|"}
@@ -48,7 +43,7 @@ def test_the_first_call_is_published_and_stands_for_those_after_it(server: Keysp
     assert "asked" not in server.fields(KEYS.runs)
 
 
-def test_a_call_stands_for_others_until_its_announcement_ends(server: Keyspace) -> None:
+def test_a_call_stands_for_others_until_its_announcement_ends(server):
     announce(server, "a")
     server.run(scripts.SKIP, "skip", "busy", "o", KEPT)  # So that the key itself stays.
     server.advance(4999)
@@ -75,13 +70,13 @@ def test_a_call_stands_for_others_until_its_announcement_ends(server: Keyspace) 
     ],
 )
 def test_a_call_stands_for_another_that_may_not_run_sooner_or_be_dropped_later(
-    server: Keyspace, first: tuple[str, ...], second: tuple[str, ...], stands: bool
-) -> None:
+    server, first, second, stands
+):
     announce(server, "a", *first)
     assert announce(server, "b", *second) == ("a" if stands else "")
 
 
-def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server: Keyspace) -> None:
+def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server):
     announce(server, "a", 0, "", "", "bill")
     announced = server.fields(KEYS.runs)
     assert announced["task"] == "a|bill"
@@ -97,9 +92,7 @@ def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server: K
     assert server.fields(KEYS.runs)["task"] == "f|export"
 
 
-def test_a_call_of_which_an_older_version_names_no_task_stands_for_every_call(
-    server: Keyspace,
-) -> None:
+def test_a_call_of_which_an_older_version_names_no_task_stands_for_every_call(server):
     announce(server, "a")
     assert announce(server, "b", 0, "", "", "bill") == "a"
     # It also leaves the name of an earlier call there.
@@ -110,12 +103,12 @@ def test_a_call_of_which_an_older_version_names_no_task_stands_for_every_call(
     assert announce(server, "d") == "c"
 
 
-def test_an_announcement_without_terms_stands_for_every_call(server: Keyspace) -> None:
+def test_an_announcement_without_terms_stands_for_every_call(server):
     server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
     assert announce(server, "b") == announce(server, "b", 0, "", "", "task") == "a"
 
 
-def test_the_waiting_run_is_given_the_arguments_of_the_last_call(server: Keyspace) -> None:
+def test_the_waiting_run_is_given_the_arguments_of_the_last_call(server):
     announce(server, "a")
     server.advance(1000)
     assert announce(server, "b", 0, "", "one") == "a"
@@ -132,7 +125,7 @@ def test_the_waiting_run_is_given_the_arguments_of_the_last_call(server: Keyspac
     assert server.run(scripts.RETRACT, "a", 0) == ""
 
 
-def test_arguments_are_kept_for_a_run_that_may_be_delivered_again(server: Keyspace) -> None:
+def test_arguments_are_kept_for_a_run_that_may_be_delivered_again(server):
     announce(server, "a")
     announce(server, "b", 0, "", "one")
     until = server.ms + 5000 + DAY
@@ -147,9 +140,7 @@ def test_arguments_are_kept_for_a_run_that_may_be_delivered_again(server: Keyspa
     assert server.fields(KEYS.runs) == {"last": f"{until}|"}
 
 
-def test_arguments_of_tasks_that_never_came_are_dropped_by_the_next_announcement(
-    server: Keyspace,
-) -> None:
+def test_arguments_of_tasks_that_never_came_are_dropped_by_the_next_announcement(server):
     for task, ends in ("b", server.ms + 1), ("a", server.ms):
         server.do("HSET", KEYS.runs, f"last:{task}", f"{ends}|x")
     server.do("HSET", KEYS.runs, "last", f"{server.ms}|")
@@ -160,7 +151,7 @@ def test_arguments_of_tasks_that_never_came_are_dropped_by_the_next_announcement
     assert ("last:a" in fields, "last:b" in fields, "last" in fields) == (False, True, True)
 
 
-def test_arguments_are_kept_until_a_day_after_the_run_is_due(server: Keyspace) -> None:
+def test_arguments_are_kept_until_a_day_after_the_run_is_due(server):
     announce(server, "a", 3 * DAY)
     server.advance(10)
     assert announce(server, "b", 3 * DAY, "", "one") == "a"
@@ -169,7 +160,7 @@ def test_arguments_are_kept_until_a_day_after_the_run_is_due(server: Keyspace) -
     assert server.run(scripts.RETRACT, "a") == "one"
 
 
-def test_a_run_that_goes_back_into_the_queue_stays_announced(server: Keyspace) -> None:
+def test_a_run_that_goes_back_into_the_queue_stays_announced(server):
     announce(server, "a", "100", "3000")
     ends = server.ms + 3000
     assert requeue(server, "b") == requeue(server, "a") == -1
@@ -183,7 +174,7 @@ def test_a_run_that_goes_back_into_the_queue_stays_announced(server: Keyspace) -
     assert server.do("PTTL", KEYS.runs) == 6000
 
 
-def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server: Keyspace) -> None:
+def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server):
     announce(server, "a")
     announce(server, "b", 0, "", "one")
     server.run(scripts.RETRACT, "a", 10)
@@ -194,7 +185,7 @@ def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server: Keyspac
     assert "last:b" not in server.fields(KEYS.runs)
 
 
-def test_what_a_newer_version_has_added_to_an_announcement_is_passed_over(server: Keyspace) -> None:
+def test_what_a_newer_version_has_added_to_an_announcement_is_passed_over(server):
     announce(server, "a")
     server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
     assert announce(server, "b", 0, 5000) == ""  # It may be dropped later than a.
@@ -205,9 +196,7 @@ def test_what_a_newer_version_has_added_to_an_announcement_is_passed_over(server
     assert server.fields(KEYS.runs)["terms"] == f"0|{server.ms + 900}"
 
 
-def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_published(
-    server: Keyspace,
-) -> None:
+def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_published(server):
     announce(server, "a", 0, "", "its")
     server.do("HSET", KEYS.runs, "terms", "x", "last", "y")
     assert announce(server, "b", 0, "", "own") == ""
@@ -216,7 +205,7 @@ def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_publi
     assert announce(server, "d", 0, "", "own") == "c"
 
 
-def test_a_call_stands_for_none_that_goes_another_way(server: Keyspace) -> None:
+def test_a_call_stands_for_none_that_goes_another_way(server):
     assert announce(server, "a", 0, "", "", "bill", "slow") == ""
     assert announce(server, "b", 0, "", "", "bill", "fast") == ""
     assert announce(server, "c", 0, "", "", "bill", "fast") == "b"
@@ -229,7 +218,7 @@ def test_a_call_stands_for_none_that_goes_another_way(server: Keyspace) -> None:
     assert not {"way", "task"} & server.fields(KEYS.runs).keys()
 
 
-def test_locks_with_an_announced_call_are_listed_until_it_is_over(server: Keyspace) -> None:
+def test_locks_with_an_announced_call_are_listed_until_it_is_over(server):
     server.do("ZADD", KEYS.calls, server.ms, "over", server.ms + 1, "another")
     announce(server, "a")
     assert server.scores(KEYS.calls) == {"another": server.ms + 1, KEYS.lock: server.ms + 5000}
@@ -245,7 +234,7 @@ def test_locks_with_an_announced_call_are_listed_until_it_is_over(server: Keyspa
     assert server.scores(KEYS.calls) == {"another": server.ms + 1}
 
 
-def test_trouble_with_that_list_fails_no_announcement(server: Keyspace) -> None:
+def test_trouble_with_that_list_fails_no_announcement(server):
     server.do("SET", KEYS.calls, "of somebody else")
     assert announce(server, "a") == ""
     assert announce(server, "b") == "a"
@@ -253,7 +242,7 @@ def test_trouble_with_that_list_fails_no_announcement(server: Keyspace) -> None:
     assert server.run(scripts.RETRACT, "a", 0) == ""
 
 
-def test_an_announcement_without_terms_is_kept_without_an_end(server: Keyspace) -> None:
+def test_an_announcement_without_terms_is_kept_without_an_end(server):
     server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
     assert requeue(server, "a") == -1
     assert server.fields(KEYS.runs)["terms"] == "0|"
@@ -262,11 +251,11 @@ def test_an_announcement_without_terms_is_kept_without_an_end(server: Keyspace) 
 # --- starts that have not ended -------------------------------------------------------------
 
 
-def count_start(server: Keyspace, who: str, run: str, recognised_for: int = 800) -> object:
+def count_start(server, who, run, recognised_for=800):
     return server.run(scripts.COUNT_START, lease_id(who), run, recognised_for)
 
 
-def test_starts_of_the_same_run_that_have_not_ended_are_counted(server: Keyspace) -> None:
+def test_starts_of_the_same_run_that_have_not_ended_are_counted(server):
     assert count_start(server, "a", "task:0.0") == 0
     assert count_start(server, "a", "task:0.0") == 0  # A resend.
     assert count_start(server, "b", "task:0.0") == 1
@@ -280,16 +269,14 @@ def test_starts_of_the_same_run_that_have_not_ended_are_counted(server: Keyspace
 
 
 @pytest.mark.parametrize(("after", "counted"), [(799, 1), (800, 0)])
-def test_a_start_counts_for_as_long_as_a_duplicate_is_recognised(
-    server: Keyspace, after: int, counted: int
-) -> None:
+def test_a_start_counts_for_as_long_as_a_duplicate_is_recognised(server, after, counted):
     count_start(server, "a", "task")
     server.do("PEXPIRE", KEYS.starts, 9000)
     server.advance(after)
     assert count_start(server, "b", "task") == counted
 
 
-def test_of_starts_no_more_than_a_thousand_are_kept(server: Keyspace) -> None:
+def test_of_starts_no_more_than_a_thousand_are_kept(server):
     for number in range(1000):
         server.do("ZADD", KEYS.starts, number + server.ms - 1000, f"{number}")
     count_start(server, "a", "task", 5000)
@@ -300,30 +287,26 @@ def test_of_starts_no_more_than_a_thousand_are_kept(server: Keyspace) -> None:
 # --- what became of runs --------------------------------------------------------------------
 
 
-def start(
-    server: Keyspace, who: str, permit: int = 1, *, run: str = "", kept: str = KEPT
-) -> object:
+def start(server, who, permit=1, *, run="", kept=KEPT):
     named = token(who), lease_id(who)
     rest = TTL, "try", 0, f"0{kept}|{run}", "r", f"by-{who}", bell(who)
     return server.run(scripts.ACQUIRE_MARKED, *named, *rest, permit=permit)
 
 
-def end(
-    server: Keyspace, who: str, what: str, permit: int = 1, *, run: str = "", kept: str = KEPT
-) -> object:
+def end(server, who, what, permit=1, *, run="", kept=KEPT):
     ended = {"success": "done", "failure": "failed"}[what]
     args = token(who), lease_id(who), 0, 0, "o", ended, run, 800, kept
     return server.run(scripts.CONCLUDE, *args, permit=permit)
 
 
-def finish(server: Keyspace, what: str, *, run: str = "", kept: str = KEPT) -> None:
+def finish(server, what, *, run="", kept=KEPT):
     """A run begins, and ends."""
     start(server, "a", run=run, kept=kept)
     server.advance(LASTED)
     end(server, "a", what, run=run, kept=kept)
 
 
-def test_a_run_under_a_permit_begins_and_ends(server: Keyspace) -> None:
+def test_a_run_under_a_permit_begins_and_ends(server):
     start(server, "a", 2)
     noted = {"started#2": f"{server.ms}|0|{lease_id('a')}|by-a"}
     assert server.fields(KEYS.runs) == noted
@@ -340,7 +323,7 @@ def test_a_run_under_a_permit_begins_and_ends(server: Keyspace) -> None:
     assert server.scores(KEYS.ran) == {KEYS.lock: server.ms}
 
 
-def test_a_run_that_begins_where_another_has_not_ended_tells_of_that(server: Keyspace) -> None:
+def test_a_run_that_begins_where_another_has_not_ended_tells_of_that(server):
     start(server, "a", 2)
     first = server.fields(KEYS.runs)["started#2"]
     server.do("DEL", lock_keys("test", "lottery", 2).lock)
@@ -352,7 +335,7 @@ def test_a_run_that_begins_where_another_has_not_ended_tells_of_that(server: Key
     assert server.fields(KEYS.runs)["started#2"] == f"{server.ms}|0|{lease_id('c')}|by-c"
 
 
-def test_a_run_that_has_not_begun_is_forgotten_under_its_permit_alone(server: Keyspace) -> None:
+def test_a_run_that_has_not_begun_is_forgotten_under_its_permit_alone(server):
     start(server, "a", 2)
     noted = server.fields(KEYS.runs)
     assert server.run(scripts.FORGET_START, lease_id("a")) == 1
@@ -362,14 +345,14 @@ def test_a_run_that_has_not_begun_is_forgotten_under_its_permit_alone(server: Ke
     assert server.fields(KEYS.runs) == {}
 
 
-def finished(server: Keyspace, run: str) -> object:
+def finished(server, run):
     """What the server says of it to the same run that comes again."""
     answer = start(server, "d", run=run)
     server.leave("d")
     return answer
 
 
-def test_a_failure_may_run_again_and_a_retry_has_itself_finished(server: Keyspace) -> None:
+def test_a_failure_may_run_again_and_a_retry_has_itself_finished(server):
     finish(server, "failure", run="task:0.0")
     assert server.fields(KEYS.runs) == {"failure": f"{server.ms}|250||o"}
     assert server.scores(KEYS.finished) == {}
@@ -382,7 +365,7 @@ def test_a_failure_may_run_again_and_a_retry_has_itself_finished(server: Keyspac
     assert finished(server, "task:0.1") == str(server.us)
 
 
-def test_what_has_finished_is_recognised_for_a_while_and_by_so_many_runs(server: Keyspace) -> None:
+def test_what_has_finished_is_recognised_for_a_while_and_by_so_many_runs(server):
     ends = server.ms + 250
     for name, at in {"gone": ends - 800, "stays": ends - 799}.items():
         server.do("ZADD", KEYS.finished, at, name)
@@ -399,8 +382,8 @@ def test_what_has_finished_is_recognised_for_a_while_and_by_so_many_runs(server:
     assert "task" not in server.scores(KEYS.finished)
 
 
-def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
-    def skip(what: str, why: str) -> object:
+def test_skips_are_counted_until_a_success(server):
+    def skip(what, why):
         return server.run(scripts.SKIP, what, why, "o", KEPT)
 
     assert skip("skip", "busy") == 1
@@ -421,7 +404,7 @@ def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
     assert times == [*(str(server.ms - ago) for ago in range(29, -1, -1)), ""]
 
 
-def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
+def test_all_that_is_known_of_runs_is_told(server):
     assert server.run(scripts.RUNS) == [str(server.ms), "", "", "", "", [], 0, "", "", []]
     finish(server, "success")
     finish(server, "failure")
@@ -447,7 +430,7 @@ def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
     ]
 
 
-def test_runs_that_have_begun_are_told_in_one_order(server: Keyspace) -> None:
+def test_runs_that_have_begun_are_told_in_one_order(server):
     start(server, "b")
     start(server, "a", 2)
     started = f"{server.ms}|0|"
@@ -460,12 +443,12 @@ def test_runs_that_have_begun_are_told_in_one_order(server: Keyspace) -> None:
 # --- how long records are kept --------------------------------------------------------------
 
 
-def other(number: int, key: str) -> str:
+def other(number, key):
     """A key of another lock."""
     return f"test:{{other-{number}}}:{key}"
 
 
-def locks_before(server: Keyspace, *ages: int) -> None:
+def locks_before(server, *ages):
     """Locks that tasks have run under, so many ms ago, with all their records."""
     for number, age in enumerate(ages):
         server.do("ZADD", KEYS.ran, server.ms - age, other(number, "lock"))
@@ -473,7 +456,7 @@ def locks_before(server: Keyspace, *ages: int) -> None:
         server.do("HSET", other(number, "runs"), "success", "1|2||o")
 
 
-def recorded(server: Keyspace) -> list[int]:
+def recorded(server):
     """Which of these still have records, and stand in the index."""
     index = server.scores(KEYS.ran)
     found = [number for number in range(20) if server.do("EXISTS", other(number, "runs"))]
@@ -482,14 +465,14 @@ def recorded(server: Keyspace) -> list[int]:
     return found
 
 
-def test_a_lock_that_is_new_drops_records_that_are_too_old(server: Keyspace) -> None:
+def test_a_lock_that_is_new_drops_records_that_are_too_old(server):
     locks_before(server, 9001, 9000, 8999)
     finish(server, "success", kept="9000/99")
     assert recorded(server) == [2]
     assert server.scores(KEYS.ran)[KEYS.lock] == server.ms
 
 
-def test_a_lock_that_is_new_drops_records_that_are_too_many(server: Keyspace) -> None:
+def test_a_lock_that_is_new_drops_records_that_are_too_many(server):
     locks_before(server, 5, 4, 3)
     finish(server, "success", kept="9000/4")
     assert recorded(server) == [0, 1, 2]
@@ -500,13 +483,13 @@ def test_a_lock_that_is_new_drops_records_that_are_too_many(server: Keyspace) ->
     assert recorded(server) == [1, 2]
 
 
-def test_no_more_than_eight_locks_are_dropped_at_once(server: Keyspace) -> None:
+def test_no_more_than_eight_locks_are_dropped_at_once(server):
     locks_before(server, *range(20, 8, -1))
     finish(server, "success", kept="9000/1")
     assert recorded(server) == [8, 9, 10, 11]
 
 
-def test_who_waits_stays_when_records_are_dropped(server: Keyspace) -> None:
+def test_who_waits_stays_when_records_are_dropped(server):
     locks_before(server, 9000)
     runs = other(0, "runs")
     waits, lasts = server.ms + 300, server.ms + 500
@@ -524,7 +507,7 @@ def test_who_waits_stays_when_records_are_dropped(server: Keyspace) -> None:
     assert server.do("PTTL", runs) == 500 - LASTED
 
 
-def test_of_a_call_that_waits_no_more_nothing_stays(server: Keyspace) -> None:
+def test_of_a_call_that_waits_no_more_nothing_stays(server):
     locks_before(server, 9000)
     server.do("HSET", other(0, "runs"), "queued", f"{server.ms}|a")
     server.do("ZADD", KEYS.ran, 1, "of somebody else")
@@ -533,7 +516,7 @@ def test_of_a_call_that_waits_no_more_nothing_stays(server: Keyspace) -> None:
     assert server.scores(KEYS.ran).keys() == {KEYS.lock}
 
 
-def test_records_are_kept_as_long_as_a_call_waits(server: Keyspace) -> None:
+def test_records_are_kept_as_long_as_a_call_waits(server):
     announce(server, "a", ttl=20_000)
     finish(server, "failure")
     assert server.do("PTTL", KEYS.runs) == 20_000 - LASTED
@@ -545,24 +528,14 @@ def test_records_are_kept_as_long_as_a_call_waits(server: Keyspace) -> None:
 # --- the line of deferred runs --------------------------------------------------------------
 
 
-def stand(
-    server: Keyspace,
-    task: str,
-    *,
-    ticket: int | str = 0,
-    held_for: int = 0,
-    left: int = 10_000,
-    state: str = "held",
-    spacing: int = 0,
-    permits: int = 1,
-) -> tuple[int, int, int]:
+def stand(server, task, *, ticket=0, held_for=0, left=10000, state="held", spacing=0, permits=1):
     """Returns its ticket, how many are before it, and the ms until its turn."""
     args = task, ticket, server.ms - held_for, left, state, spacing, permits
     found, before, turn = server.run(scripts.STAND_IN_LINE, *args)
     return int(found), before, int(turn)
 
 
-def test_a_deferred_run_has_a_place_and_keeps_it(server: Keyspace) -> None:
+def test_a_deferred_run_has_a_place_and_keeps_it(server):
     first = server.us
     assert stand(server, "a") == (first, 0, 500)
     assert server.scores(KEYS.line) == {"a": first}
@@ -578,30 +551,28 @@ def test_a_deferred_run_has_a_place_and_keeps_it(server: Keyspace) -> None:
     assert server.scores(KEYS.line).keys() == server.scores(KEYS.due).keys() == {"a", "c"}
 
 
-def test_who_comes_later_stands_behind_although_the_clock_was_set_back(server: Keyspace) -> None:
+def test_who_comes_later_stands_behind_although_the_clock_was_set_back(server):
     last = stand(server, "a")[0]
     server.set_back(5)
     assert stand(server, "b")[0] == last + 1
 
 
 @pytest.mark.parametrize(("after", "before"), [(3499, 1), (3500, 0)])
-def test_a_run_that_does_not_come_back_is_given_up(
-    server: Keyspace, after: int, before: int
-) -> None:
+def test_a_run_that_does_not_come_back_is_given_up(server, after, before):
     stand(server, "a")
     server.advance(after)
     assert stand(server, "b")[1] == before
     assert ("a" in server.scores(KEYS.due)) is bool(before)
 
 
-def test_no_more_than_a_hundred_are_given_up_at_once(server: Keyspace) -> None:
+def test_no_more_than_a_hundred_are_given_up_at_once(server):
     for number in range(101):
         server.do("ZADD", KEYS.line, number, f"{number}")
         server.do("ZADD", KEYS.due, number, f"{number}")
     assert stand(server, "a")[1] == 1
 
 
-def test_a_run_stays_away_for_a_minute_at_most(server: Keyspace) -> None:
+def test_a_run_stays_away_for_a_minute_at_most(server):
     assert stand(server, "a", left=999_999, state="cooling")[2] == 999_999
     assert server.scores(KEYS.due) == {"a": server.ms + 63_000}
 
@@ -620,28 +591,24 @@ def test_a_run_stays_away_for_a_minute_at_most(server: Keyspace) -> None:
         ({"left": 9000, "held_for": -50}, 500),
     ],
 )
-def test_a_turn_comes_when_the_lease_that_is_in_its_way_may_have_ended(
-    server: Keyspace, lease: dict[str, int], turn: int
-) -> None:
-    assert stand(server, "a", **lease)[2] == turn  # type: ignore[arg-type]
+def test_a_turn_comes_when_the_lease_that_is_in_its_way_may_have_ended(server, lease, turn):
+    assert stand(server, "a", **lease)[2] == turn
 
 
 @pytest.mark.parametrize(
     ("spacing", "each"), [(600, 600), (1000, 1000), (4000, 1000), (30_000, 3000)]
 )
-def test_the_next_ones_come_back_in_short_intervals(
-    server: Keyspace, spacing: int, each: int
-) -> None:
+def test_the_next_ones_come_back_in_short_intervals(server, spacing, each):
     for number, task in enumerate("abc"):
         turn = stand(server, task, left=100, state="cooling", spacing=spacing)[2]
         assert turn == 100 + number * each
 
 
-def ended(server: Keyspace, what: str, lasted: int) -> None:
+def ended(server, what, lasted):
     server.do("HSET", KEYS.runs, what, f"{server.ms}|{lasted}||o")
 
 
-def test_runs_are_expected_to_last_as_the_last_ones_did(server: Keyspace) -> None:
+def test_runs_are_expected_to_last_as_the_last_ones_did(server):
     ended(server, "success", 2000)
     assert stand(server, "a")[2] == 2000
     assert server.fields(KEYS.runs)["pace"] == f"{server.ms}|2000"
@@ -666,7 +633,7 @@ def test_runs_are_expected_to_last_as_the_last_ones_did(server: Keyspace) -> Non
 # --- calls that have no lease ---------------------------------------------------------------
 
 
-def calls(server: Keyspace, task: str = "", most: int = 2) -> list[object]:
+def calls(server, task="", most=2):
     """What is told of them, without the time and the name of the task."""
     now, *told, queued_task = server.run(scripts.CALLS, task, most)
     assert now == str(server.ms)
@@ -674,7 +641,7 @@ def calls(server: Keyspace, task: str = "", most: int = 2) -> list[object]:
     return list(told)
 
 
-def test_a_call_is_known_by_where_it_waits_or_how_it_ended(server: Keyspace) -> None:
+def test_a_call_is_known_by_where_it_waits_or_how_it_ended(server):
     assert calls(server) == calls(server, "a") == ["", "", "", "", []]
     announce(server, "a", 7, "", "", "bill")
     assert calls(server) == [f"{server.ms + 5000}|a", str(server.ms + 7), "", "", []]
@@ -687,7 +654,7 @@ def test_a_call_is_known_by_where_it_waits_or_how_it_ended(server: Keyspace) -> 
     assert calls(server) == calls(server, "b") == ["", "", "", "", []]
 
 
-def test_of_the_line_the_first_calls_are_told_or_the_one_that_is_meant(server: Keyspace) -> None:
+def test_of_the_line_the_first_calls_are_told_or_the_one_that_is_meant(server):
     ticket = server.us
     line = []
     for before, task in enumerate("abc"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import pytest
@@ -21,17 +20,14 @@ from django_redislock.rules.steps import (
     together,
 )
 
-if TYPE_CHECKING:
-    from django_redislock.rules.steps import Flow
-
 TOLD = Tell(scripts.RENEW, "lottery", ("token",))
 
 
-def call(name: str) -> Call:
+def call(name):
     return Call(scripts.LEAVE, name, ("token",), 1.0)
 
 
-def asks(name: str, undone: list[str], error: Exception | None = None) -> Flow[Any]:
+def asks(name, undone, error=None):
     try:
         answer = yield call(name)
     except BaseException:
@@ -44,16 +40,16 @@ def asks(name: str, undone: list[str], error: Exception | None = None) -> Flow[A
     return answer.value
 
 
-def answers(*values: Any) -> list[Any]:
+def answers(*values):
     return [one if isinstance(one, Exception) else Answer(one, 0.0, 0.0) for one in values]
 
 
-def names(step: Any) -> list[str]:
+def names(step):
     assert isinstance(step, Calls)
     return [one.name for one in step.calls]
 
 
-def test_what_is_asked_at_the_same_time_is_asked_at_once() -> None:
+def test_what_is_asked_at_the_same_time_is_asked_at_once():
     flow = together([asks("a", []), asks("b", [])])
     assert names(next(flow)) == ["a", "b"]
     assert flow.send(answers(1, 2)) == Pause(1.0)
@@ -62,8 +58,8 @@ def test_what_is_asked_at_the_same_time_is_asked_at_once() -> None:
     assert end.value.value == [1, 2]
 
 
-def test_trouble_is_that_of_one_and_the_others_go_on() -> None:
-    undone: list[str] = []
+def test_trouble_is_that_of_one_and_the_others_go_on():
+    undone = []
     flow = together([asks("a", undone), asks("b", undone)])
     next(flow)
     assert flow.send(answers(Unanswered("silent", 0.0, 0.0), 2)) == Pause(1.0)
@@ -74,7 +70,7 @@ def test_trouble_is_that_of_one_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_loss_is_told_before_a_server_that_is_silent(is_first: bool) -> None:
+def test_a_loss_is_told_before_a_server_that_is_silent(is_first):
     lost, silent = LockLost("a", "forced"), LockUnavailable("b", "silent")
     errors = [lost, silent] if is_first else [silent, lost]
     flow = together([asks(error.name, [], error) for error in errors])
@@ -83,8 +79,8 @@ def test_a_loss_is_told_before_a_server_that_is_silent(is_first: bool) -> None:
         flow.send(answers(1, 2))
 
 
-def test_an_interrupt_is_thrown_into_each() -> None:
-    undone: list[str] = []
+def test_an_interrupt_is_thrown_into_each():
+    undone = []
     flow = together([asks("a", undone), asks("b", undone)])
     next(flow)
     assert names(flow.throw(KeyboardInterrupt())) == ["undo a", "undo b"]
@@ -94,8 +90,8 @@ def test_an_interrupt_is_thrown_into_each() -> None:
 
 
 @pytest.mark.parametrize("trouble", [Unanswered("silent", 0.0, 0.0), Refused("NOPERM")])
-def test_trouble_of_the_sender_is_that_of_each_call(trouble: Exception) -> None:
-    undone: list[str] = []
+def test_trouble_of_the_sender_is_that_of_each_call(trouble):
+    undone = []
     flow = together([asks("a", undone), asks("b", undone)])
     next(flow)
     assert names(flow.throw(trouble)) == ["undo a", "undo b"]
@@ -105,8 +101,8 @@ def test_trouble_of_the_sender_is_that_of_each_call(trouble: Exception) -> None:
 
 
 @pytest.mark.parametrize("trouble", [Unanswered("silent", 0.0, 0.0), Refused("NOPERM")])
-def test_trouble_of_a_step_that_is_done_alone_is_that_of_its_flow(trouble: Exception) -> None:
-    def tells() -> Flow[None]:
+def test_trouble_of_a_step_that_is_done_alone_is_that_of_its_flow(trouble):
+    def tells():
         yield TOLD
 
     flow = together([tells(), tells()])
@@ -115,10 +111,10 @@ def test_trouble_of_a_step_that_is_done_alone_is_that_of_its_flow(trouble: Excep
         flow.send(None)
 
 
-def test_an_interrupt_of_a_pause_is_thrown_into_all_that_pause() -> None:
-    undone: list[str] = []
+def test_an_interrupt_of_a_pause_is_thrown_into_all_that_pause():
+    undone = []
 
-    def pauses(name: str) -> Flow[None]:
+    def pauses(name):
         try:
             yield Pause(1.0)
         except KeyboardInterrupt:
@@ -132,8 +128,8 @@ def test_an_interrupt_of_a_pause_is_thrown_into_all_that_pause() -> None:
     assert undone == ["a", "b"]
 
 
-def test_of_several_pauses_all_last_as_long_as_the_longest() -> None:
-    def pauses(seconds: float) -> Flow[float]:
+def test_of_several_pauses_all_last_as_long_as_the_longest():
+    def pauses(seconds):
         return (yield Pause(seconds))
 
     flow = together([pauses(1.0), pauses(3.0), pauses(2.0)])
@@ -143,8 +139,8 @@ def test_of_several_pauses_all_last_as_long_as_the_longest() -> None:
     assert end.value.value == [7.0, 7.0, 7.0]
 
 
-def test_answers_that_are_too_few_are_nobodys() -> None:
-    undone: list[str] = []
+def test_answers_that_are_too_few_are_nobodys():
+    undone = []
     flow = together([asks("a", undone), asks("b", undone)])
     next(flow)
     assert names(flow.send(answers(1))) == ["undo a", "undo b"]
@@ -153,7 +149,7 @@ def test_answers_that_are_too_few_are_nobodys() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_bug_is_told_before_a_loss(is_first: bool) -> None:
+def test_a_bug_is_told_before_a_loss(is_first):
     errors = [AssertionError("a bug"), LockLost("b", "forced")]
     flow = together([asks("x", [], error) for error in (errors if is_first else errors[::-1])])
     next(flow)
@@ -161,17 +157,17 @@ def test_a_bug_is_told_before_a_loss(is_first: bool) -> None:
         flow.send(answers(1, 2))
 
 
-def test_of_errors_alike_the_first_is_told() -> None:
+def test_of_errors_alike_the_first_is_told():
     flow = together([asks(name, [], LockUnavailable(name, "silent")) for name in "ab"])
     next(flow)
     with pytest.raises(LockUnavailable, match="'a'"):
         flow.send(answers(1, 2))
 
 
-def test_flows_that_nobody_performs_any_more_are_closed() -> None:
-    closed: list[str] = []
+def test_flows_that_nobody_performs_any_more_are_closed():
+    closed = []
 
-    def goes_on(name: str) -> Flow[None]:
+    def goes_on(name):
         try:
             yield call(name)
         finally:
@@ -187,23 +183,23 @@ def test_flows_that_nobody_performs_any_more_are_closed() -> None:
 class Interrupted:
     """A flow, of which a signal handler raises before it goes on for the first time."""
 
-    def __init__(self, flow: Flow[Any]) -> None:
+    def __init__(self, flow):
         self.flow = flow
         self.raised = False
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.flow, name)
 
-    def send(self, answer: Any) -> Any:
+    def send(self, answer):
         if answer is not None and not self.raised:
             self.raised = True
             raise KeyboardInterrupt
         return self.flow.send(answer)
 
 
-def test_a_flow_that_is_interrupted_before_it_goes_on_is_not_forgotten() -> None:
-    undone: list[str] = []
-    interrupted: Any = Interrupted(asks("b", undone))
+def test_a_flow_that_is_interrupted_before_it_goes_on_is_not_forgotten():
+    undone = []
+    interrupted = Interrupted(asks("b", undone))
     flow = together([asks("a", undone), interrupted])
     next(flow)
     undo = flow.send(answers(1, 2))
@@ -212,8 +208,8 @@ def test_a_flow_that_is_interrupted_before_it_goes_on_is_not_forgotten() -> None
         flow.send(answers(0))
 
 
-def test_an_error_that_was_raised_is_part_of_no_cycle() -> None:
-    def fails() -> Flow[None]:
+def test_an_error_that_was_raised_is_part_of_no_cycle():
+    def fails():
         yield call("a")
         raise LockUnavailable("a", "silent")
 

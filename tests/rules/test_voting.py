@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from django_redislock.backends.quorum.servers import Fences
-from django_redislock.backends.quorum.voting import NoMajority, Question, Voting
+from django_redislock.backends.quorum.voting import NoMajority, Voting
 from django_redislock.backends.redis.calling import Caller
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 from django_redislock.rules.steps import Call, NotDone, Refused, Trouble, Unanswered
-
-if TYPE_CHECKING:
-    from django_redislock.rules.scripts import Script
 
 TOKEN = "t" * 32
 LEASE = b"t" * 32 + b"hr000000123456789abcdef|7|0|1|0||owner"
@@ -30,33 +26,33 @@ class Named(NamedTuple):
     name: str
 
 
-SERVERS: Any = [Named(letter) for letter in "abcde"]
+SERVERS = [Named(letter) for letter in "abcde"]
 
 
-def voting(servers: int = 3) -> Voting:
+def voting(servers=3):
     """The votes of one flow, whose fences need no time of the servers."""
     fences = Fences("prefix")
     fences.question()
     return Voting(Caller("default", "prefix", "process"), SERVERS[:servers], fences)
 
 
-def acquire(markers: str = "") -> Call:
+def acquire(markers=""):
     return Call(
         scripts.ACQUIRE, "lottery", (TOKEN, "id", 30000, "queue", "0", markers, "r", "owner"), 1.0
     )
 
 
-def acquire_permit(markers: str = "") -> Call:
+def acquire_permit(markers=""):
     owner = b'{"host":"web","pid":1,"task_id":"a-run"}'
     args = (TOKEN, "id", 30000, "queue", "0", markers, "r", owner, 2)
     return Call(scripts.ACQUIRE_PERMIT, "lottery", args, 1.0)
 
 
-def call(script: Script, *args: str | int) -> Call:
+def call(script, *args):
     return Call(script, "lottery", args, 1.0)
 
 
-def look(id: bytes, left: int, fence: int = 7, *, by: bytes = b"t", owner: bytes = b"owner") -> Any:  # noqa: A002
+def look(id, left, fence=7, *, by=b"t", owner=b"owner"):  # noqa: A002
     """What a server says of a lock that it keeps; of one that it does not, left is -2."""
     value = b"" if left == -2 else by * 32 + b"hr00000" + id + b"|%d|0|1|0||%b" % (fence, owner)
     return [value, left, 0, b"1000", b"" if left == -2 else id, b""]
@@ -65,12 +61,12 @@ def look(id: bytes, left: int, fence: int = 7, *, by: bytes = b"t", owner: bytes
 class Poll:
     """A vote that goes on, and what it has asked."""
 
-    def __init__(self, vote: Generator[Question, Any, Any]) -> None:
+    def __init__(self, vote):
         self._vote = vote
-        self.value: Any = None
-        self.question: Question | None = next(vote)
+        self.value = None
+        self.question = next(vote)
 
-    def hears(self, *answers: Any) -> Poll:
+    def hears(self, *answers):
         """Let the servers answer what they are asked: each with one reply, or with trouble.
 
         A tuple has the replies to several scripts.
@@ -90,20 +86,20 @@ class Poll:
             self.question, self.value = None, end.value
         return self
 
-    def asks(self, script: Script) -> str:
+    def asks(self, script):
         """The servers that are asked to run that script."""
         assert self.question is not None
         assert self.question.scripts == {script}
         return self.asked
 
     @property
-    def asked(self) -> str:
+    def asked(self):
         """The servers that are asked something."""
         assert self.question is not None
         return "".join(server.name for server in self.question.among)
 
 
-def decided(asked: Call, said: Mapping[int, Any]) -> bool:
+def decided(asked, said):
     """Whether what some servers have said is enough."""
     question = Poll(voting().answer(asked)).question
     assert question is not None
@@ -117,11 +113,11 @@ def decided(asked: Call, said: Mapping[int, Any]) -> bool:
 
 
 @pytest.mark.parametrize("third", [b"7", BUSY, SILENT, UNREACHED, FORBIDDEN])
-def test_two_of_three_grant_a_lock(third: Any) -> None:
+def test_two_of_three_grant_a_lock(third):
     assert Poll(voting().answer(acquire())).hears(b"7", b"7", third).value == b"7"
 
 
-def test_the_greatest_fence_is_given_out_when_a_majority_knows_it() -> None:
+def test_the_greatest_fence_is_given_out_when_a_majority_knows_it():
     poll = Poll(voting().answer(acquire())).hears(b"7", b"9", b"8")
     assert poll.asked == "ac"
     assert poll.question is not None
@@ -129,30 +125,30 @@ def test_the_greatest_fence_is_given_out_when_a_majority_knows_it() -> None:
     assert poll.hears(SILENT, 0).value == b"9"
 
 
-def test_a_fence_that_too_few_know_grants_nothing() -> None:
+def test_a_fence_that_too_few_know_grants_nothing():
     poll = Poll(voting().answer(acquire())).hears(b"7", b"9", UNREACHED)
     with pytest.raises(NoMajority, match="1 of 3 servers noted the fence, and 2 are needed"):
         poll.hears(SILENT)
 
 
-def test_a_fence_that_a_majority_has_given_out_is_not_noted_again() -> None:
+def test_a_fence_that_a_majority_has_given_out_is_not_noted_again():
     assert Poll(voting().answer(acquire())).hears(b"9", b"9", b"8").value == b"9"
 
 
-def test_what_a_minority_has_granted_is_given_back_before_the_lock_counts_as_busy() -> None:
+def test_what_a_minority_has_granted_is_given_back_before_the_lock_counts_as_busy():
     poll = Poll(voting().answer(acquire())).hears(BUSY, b"7", BUSY)
     assert poll.asks(scripts.LEAVE) == "b"
     assert poll.hears(1).value == BUSY
 
 
-def test_a_server_that_may_have_granted_it_is_told_too_and_one_that_was_not_asked_is_not() -> None:
+def test_a_server_that_may_have_granted_it_is_told_too_and_one_that_was_not_asked_is_not():
     poll = Poll(voting().answer(acquire())).hears(BUSY, SILENT, BUSY)
     assert poll.asks(scripts.LEAVE) == "b"
     assert Poll(voting().answer(acquire())).hears(BUSY, UNREACHED, BUSY).value == BUSY
 
 
 @pytest.mark.proves("R4")
-def test_a_server_that_did_not_answer_the_undo_does_not_count_for_that_token() -> None:
+def test_a_server_that_did_not_answer_the_undo_does_not_count_for_that_token():
     votes = voting()
     Poll(votes.answer(acquire())).hears(BUSY, SILENT, BUSY).hears(SILENT)
     poll = Poll(votes.answer(acquire())).hears(BUSY, b"7", b"7")
@@ -165,7 +161,7 @@ def test_a_server_that_did_not_answer_the_undo_does_not_count_for_that_token() -
     assert Poll(voting().answer(acquire())).hears(BUSY, b"7", b"7").value == b"7"
 
 
-def test_a_grant_that_does_not_count_does_not_end_the_round_before_one_that_does() -> None:
+def test_a_grant_that_does_not_count_does_not_end_the_round_before_one_that_does():
     votes = voting()
     Poll(votes.answer(acquire())).hears(BUSY, BUSY, SILENT).hears(SILENT)
     question = Poll(votes.answer(acquire())).question
@@ -185,9 +181,7 @@ def test_a_grant_that_does_not_count_does_not_end_the_round_before_one_that_does
         ((FORBIDDEN, FORBIDDEN, BUSY), False),
     ],
 )
-def test_without_a_majority_of_answers_the_flow_decides(
-    answers: tuple[Any, ...], is_transient: bool
-) -> None:
+def test_without_a_majority_of_answers_the_flow_decides(answers, is_transient):
     with pytest.raises(NoMajority) as raised:
         Poll(voting().answer(acquire())).hears(*answers)
     assert isinstance(raised.value.as_trouble(0.0), Unanswered if is_transient else Refused)
@@ -196,7 +190,7 @@ def test_without_a_majority_of_answers_the_flow_decides(
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("third", [b"7", SILENT])
-def test_what_a_minority_may_have_granted_is_given_back_if_a_majority_refuses(third: Any) -> None:
+def test_what_a_minority_may_have_granted_is_given_back_if_a_majority_refuses(third):
     # A flow that is refused tries no more, and has nothing to undo if it was its first try.
     poll = Poll(voting().answer(acquire())).hears(FORBIDDEN, FORBIDDEN, third)
     assert poll.asked == "c"
@@ -213,26 +207,26 @@ def test_what_a_minority_may_have_granted_is_given_back_if_a_majority_refuses(th
         ((UNREACHED, UNREACHED, b"released"), Unanswered),
     ],
 )
-def test_what_any_server_may_have_done_may_be_done(answers: tuple[Any, ...], kind: type) -> None:
+def test_what_any_server_may_have_done_may_be_done(answers, kind):
     with pytest.raises(NoMajority) as raised:
         Poll(voting().answer(call(scripts.RELEASE, TOKEN))).hears(*answers)
     assert type(raised.value.as_trouble(0.0)) is kind
 
 
-def test_what_one_server_knows_to_be_done_is_done() -> None:
+def test_what_one_server_knows_to_be_done_is_done():
     poll = Poll(voting().answer(acquire())).hears(b"7", [b"done", b"1|x", 2], b"7")
     assert poll.asks(scripts.LEAVE) == "ac"
     assert poll.hears(1, 1).value == [b"done", b"1|x", 2]
 
 
-def test_a_lock_is_free_when_as_many_servers_are_as_a_majority_needs() -> None:
+def test_a_lock_is_free_when_as_many_servers_are_as_a_majority_needs():
     """Who has it, and since when, is told by one server, whose clock need not be the others'."""
     mine = [b"busy", 100, b"m" + LEASE[1:], 3000]
     answers = [b"busy", 900, LEASE, 7000], mine, [b"busy", 500, LEASE, 5000]
     assert Poll(voting().answer(acquire())).hears(*answers).value == [b"busy", 500, LEASE, 7000]
 
 
-def test_a_vote_is_split_if_nobody_may_have_a_majority() -> None:
+def test_a_vote_is_split_if_nobody_may_have_a_majority():
     mine, third = ([b"busy", 100, by + LEASE[1:], 3000] for by in (b"m", b"n"))
     split = [b"split", *BUSY[1:]]
     poll = Poll(voting().answer(acquire())).hears(BUSY, mine, b"7")
@@ -245,13 +239,13 @@ def test_a_vote_is_split_if_nobody_may_have_a_majority() -> None:
     assert poll.value[0] == b"busy"
 
 
-def test_a_key_without_expiry_on_a_minority_hinders_nobody() -> None:
+def test_a_key_without_expiry_on_a_minority_hinders_nobody():
     assert Poll(voting().answer(acquire())).hears([b"endless"], b"7", b"7").value == b"7"
     poll = Poll(voting().answer(acquire())).hears([b"endless"], [b"endless"], b"7").hears(1)
     assert poll.value == [b"endless"]
 
 
-def test_nobody_queues_up() -> None:
+def test_nobody_queues_up():
     question = Poll(voting().answer(acquire())).question
     assert question is not None
     assert b"queue\r\n" not in question.commands[-1].partition(b"owner")[0][-200:]
@@ -261,12 +255,12 @@ def test_nobody_queues_up() -> None:
 # --- an acquire of any permit ---------------------------------------------------------------------
 
 
-def permits(first: list[Any], second: list[Any]) -> list[tuple[list[Any], ...]]:
+def permits(first, second):
     """What each of three servers says of two permits."""
     return [(first, second)] * 3
 
 
-def taken(left: int = 900, by: bytes = b"o", task: bytes = b"") -> list[Any]:
+def taken(left=900, by=b"o", task=b""):
     return look(b"a" * 16, left, by=by, owner=b'{"host":"web","pid":2,"task_id":"%b"}' % task)
 
 
@@ -278,13 +272,13 @@ MARKERS = "01000/10/40|a-run"
 
 @pytest.mark.parametrize("looks", [(taken(), taken(500)), (HOLD, NO_LEASE), (NO_LEASE, OWN)])
 @pytest.mark.parametrize("word", [[b"done", b"1|x", 2], [b"finished", 500]])
-def test_work_that_is_done_is_known_though_no_permit_can_be_had(looks: Any, word: Any) -> None:
+def test_work_that_is_done_is_known_though_no_permit_can_be_had(looks, word):
     poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(*looks))
     assert poll.asks(scripts.ACQUIRE_MARKED) == "abc"
     assert poll.hears(BUSY, word, BUSY).value == word
 
 
-def test_without_a_done_marker_the_refusal_is_that_of_the_permits() -> None:
+def test_without_a_done_marker_the_refusal_is_that_of_the_permits():
     poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(OWN, NO_LEASE))
     assert poll.hears(BUSY, BUSY, BUSY).value[:2] == [b"own", 900]
     poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), taken(500)))
@@ -294,7 +288,7 @@ def test_without_a_done_marker_the_refusal_is_that_of_the_permits() -> None:
     assert poll.value[:2] == [b"busy", 500]
 
 
-def test_a_vote_for_a_permit_is_split_though_the_others_are_taken() -> None:
+def test_a_vote_for_a_permit_is_split_though_the_others_are_taken():
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(500), NO_LEASE))
     poll = poll.hears(BUSY, [b"busy", 900, b"m" + LEASE[1:], 7000], b"7")
     assert poll.hears(1).value[:2] == [b"split", 900]
@@ -302,9 +296,7 @@ def test_a_vote_for_a_permit_is_split_though_the_others_are_taken() -> None:
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("other", [OWN, HOLD])
-def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked_for(
-    other: list[Any],
-) -> None:
+def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked_for(other):
     votes = voting()
     poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
     with pytest.raises(NoMajority):
@@ -320,8 +312,8 @@ def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked
 @pytest.mark.proves("R1")
 @pytest.mark.parametrize(("after", "word"), [(OWN, b"split"), (HOLD, b"busy")])
 def test_a_permit_is_given_back_if_a_hold_or_another_delivery_came_between_look_and_grant(
-    after: list[Any], word: bytes
-) -> None:
+    after, word
+):
     poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
     assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
     assert poll.hears(after, after, NO_LEASE).asks(scripts.LEAVE) == "abc"
@@ -331,7 +323,7 @@ def test_a_permit_is_given_back_if_a_hold_or_another_delivery_came_between_look_
 
 
 @pytest.mark.proves("R1")
-def test_if_both_of_two_deliveries_give_their_permits_back_one_of_them_gets_one() -> None:
+def test_if_both_of_two_deliveries_give_their_permits_back_one_of_them_gets_one():
     votes = voting()
     poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
     poll = poll.hears(b"7", b"7", b"7").hears(OWN, OWN, OWN).hears(1, 1, 1)
@@ -344,7 +336,7 @@ def test_if_both_of_two_deliveries_give_their_permits_back_one_of_them_gets_one(
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("trouble", [UNREACHED, FORBIDDEN])
-def test_a_permit_whose_second_look_fails_is_asked_for_again_or_undone(trouble: Any) -> None:
+def test_a_permit_whose_second_look_fails_is_asked_for_again_or_undone(trouble):
     poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
     poll = poll.hears(b"7", b"7", b"7")
     with pytest.raises(NoMajority) as caught:
@@ -355,7 +347,7 @@ def test_a_permit_whose_second_look_fails_is_asked_for_again_or_undone(trouble: 
 
 
 @pytest.mark.proves("R1")
-def test_after_a_grant_of_a_permit_only_those_are_looked_at_that_may_forbid_it() -> None:
+def test_after_a_grant_of_a_permit_only_those_are_looked_at_that_may_forbid_it():
     # A hold has permit 1, and only a task run is delivered twice.
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(NO_LEASE, taken()))
     assert poll.hears(b"7", b"7", b"7").value == b"7 1"
@@ -381,9 +373,7 @@ def test_after_a_grant_of_a_permit_only_those_are_looked_at_that_may_forbid_it()
         ({0: b"7", 1: NOSCRIPT}, False),
     ],
 )
-def test_an_acquire_is_decided_when_a_majority_agrees(
-    said: dict[int, Any], is_enough: bool
-) -> None:
+def test_an_acquire_is_decided_when_a_majority_agrees(said, is_enough):
     assert decided(acquire(), said) is is_enough
 
 
@@ -397,9 +387,7 @@ def test_an_acquire_is_decided_when_a_majority_agrees(
         ({0: b"7", 1: BUSY}, False),
     ],
 )
-def test_an_acquire_that_may_be_pointless_is_granted_only_when_all_have_answered(
-    said: dict[int, Any], is_enough: bool
-) -> None:
+def test_an_acquire_that_may_be_pointless_is_granted_only_when_all_have_answered(said, is_enough):
     assert decided(acquire(markers="1a-run"), said) is is_enough
 
 
@@ -412,16 +400,14 @@ def test_an_acquire_that_may_be_pointless_is_granted_only_when_all_have_answered
         ({0: b"renewed", 1: b"renewed"}, True),
     ],
 )
-def test_a_renewal_is_decided_when_a_majority_says_the_same(
-    said: dict[int, Any], is_enough: bool
-) -> None:
+def test_a_renewal_is_decided_when_a_majority_says_the_same(said, is_enough):
     assert decided(call(scripts.RENEW), said) is is_enough
 
 
 # --- other scripts -------------------------------------------------------------------------------
 
 
-def merged(script: Script, *answers: Any) -> Any:
+def merged(script, *answers):
     """What the answers of the servers come to."""
     return Poll(voting(len(answers)).answer(call(script, TOKEN))).hears(*answers).value
 
@@ -436,16 +422,16 @@ def merged(script: Script, *answers: Any) -> Any:
         ((b"gone", b"gone", SILENT), b"gone"),
     ],
 )
-def test_a_lease_is_what_a_majority_says_of_it(answers: tuple[Any, ...], word: bytes) -> None:
+def test_a_lease_is_what_a_majority_says_of_it(answers, word):
     assert merged(scripts.RENEW, *answers) == word
 
 
-def test_a_lease_is_not_lost_while_those_who_are_silent_may_know_it() -> None:
+def test_a_lease_is_not_lost_while_those_who_are_silent_may_know_it():
     with pytest.raises(NoMajority):
         merged(scripts.RENEW, b"renewed", b"gone", SILENT)
 
 
-def test_a_script_that_a_server_lacks_is_sent_to_it_in_full() -> None:
+def test_a_script_that_a_server_lacks_is_sent_to_it_in_full():
     poll = Poll(voting().answer(call(scripts.RENEW, TOKEN, 1000, "r00001")))
     poll.hears(b"renewed", NOSCRIPT, NOSCRIPT)
     assert poll.asked == "bc"
@@ -454,7 +440,7 @@ def test_a_script_that_a_server_lacks_is_sent_to_it_in_full() -> None:
     assert poll.hears(b"renewed", SILENT).value == b"renewed"
 
 
-def test_of_those_who_announce_a_run_at_the_same_time_one_is_let_through() -> None:
+def test_of_those_who_announce_a_run_at_the_same_time_one_is_let_through():
     assert merged(scripts.ANNOUNCE, b"", b"", b"x") == b""
     # Each has one server: nobody could be sure, so all are published, which the lock guards.
     assert merged(scripts.ANNOUNCE, b"", b"x", b"y") == b""
@@ -466,7 +452,7 @@ def test_of_those_who_announce_a_run_at_the_same_time_one_is_let_through() -> No
 A, B = b"a" * 16, b"b" * 16
 
 
-def test_a_look_sees_the_lease_of_the_majority_for_as_long_as_that_has_it() -> None:
+def test_a_look_sees_the_lease_of_the_majority_for_as_long_as_that_has_it():
     seen = merged(scripts.LOOK, look(A, 300, 7), look(A, 900, 9), look(A, 500, 8))
     assert (seen[0].split(b"|")[1], seen[1], seen[4], seen[-1]) == (b"9", 500, A, "3 of 3")
     seen = merged(scripts.LOOK, look(A, 300), look(B, 900), look(A, 500))
@@ -475,14 +461,14 @@ def test_a_look_sees_the_lease_of_the_majority_for_as_long_as_that_has_it() -> N
     assert (seen[1], seen[-1]) == (500, "2 of 3")
 
 
-def test_what_only_a_minority_keeps_is_free_unless_the_silent_may_keep_it_too() -> None:
+def test_what_only_a_minority_keeps_is_free_unless_the_silent_may_keep_it_too():
     seen = merged(scripts.LOOK, look(A, 300), look(A, -2), look(B, 900))
     assert (seen[0], seen[1], seen[4]) == (b"", -2, b"")
     seen = merged(scripts.LOOK, look(A, 300), look(A, -2), SILENT)
     assert (seen[4], seen[-1]) == (A, "1 of 3")
 
 
-def test_a_release_by_force_is_one_of_a_lease_that_a_look_would_have_shown() -> None:
+def test_a_release_by_force_is_one_of_a_lease_that_a_look_would_have_shown():
     released, gone, taken = [b"released", LEASE], [b"gone", b""], [b"taken", LEASE]
     assert merged(scripts.FORCE_RELEASE, gone, released, released) == released
     assert merged(scripts.FORCE_RELEASE, gone, released, SILENT) == released
@@ -492,14 +478,14 @@ def test_a_release_by_force_is_one_of_a_lease_that_a_look_would_have_shown() -> 
     assert merged(scripts.FORCE_RELEASE, released, gone, taken) == gone
 
 
-def test_a_page_of_names_has_all_that_any_server_knows_with_the_greatest_scores() -> None:
+def test_a_page_of_names_has_all_that_any_server_knows_with_the_greatest_scores():
     first, second = [2, [b"x", b"1", b"y", b"2"]], [2, [b"y", b"3", b"z", b"4"]]
     every = [3, [b"x", b"1", b"y", b"3", b"z", b"4"]]
     assert merged(scripts.NAMES, first, second, [0, []]) == every
 
 
-def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so() -> None:
-    def noted(last: bytes, unended: bytes, *started: bytes) -> list[Any]:
+def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so():
+    def noted(last, unended, *started):
         return [b"9", last, b"", b"", unended, list(started), 0, b"", b"", []]
 
     ended, begun = b"100|5||owner", b"|90|0|%s|owner" % A
@@ -519,7 +505,7 @@ def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so() -> None:
     assert (seen[4], seen[5]) == (never, [])
 
 
-def test_of_what_was_noted_the_last_counts() -> None:
+def test_of_what_was_noted_the_last_counts():
     old = [b"9", b"100|5||owner", b"", b"", b"", [], 3, b"70|0|often|owner", b"40,50,60,"]
     old.append([b"jobs.a|2|40,50,", b"jobs.b|1|60,"])
     new = [b"1", b"100|5||owner", b"200|5||owner", b"", b"", [], 1, b"60|0|often|owner", b"60,"]
@@ -537,7 +523,7 @@ def test_of_what_was_noted_the_last_counts() -> None:
     assert [merged(scripts.COUNT_START, 0, 2, 0), merged(scripts.COUNT_START, 2, 0, 2)] == [0, 2]
 
 
-def test_the_last_run_of_each_kind_counts_whichever_server_has_noted_it() -> None:
+def test_the_last_run_of_each_kind_counts_whichever_server_has_noted_it():
     # The first server has missed a success, and has noted a skip later than the others.
     stale = [b"9", b"100|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 9, b"", b"", []]
     fresh = [b"9", b"200|5||o", b"", b"300|0|busy|o", b"", [], 1, b"", b"", []]
@@ -552,15 +538,15 @@ def test_the_last_run_of_each_kind_counts_whichever_server_has_noted_it() -> Non
     assert merged(scripts.RUNS, one, one, another)[4] == never
 
 
-def test_a_call_last_stood_for_another_when_any_server_says_that_it_did() -> None:
+def test_a_call_last_stood_for_another_when_any_server_says_that_it_did():
     # The first server was away when the last call was made, so it knows an older one only.
     assert merged(scripts.REQUEUE, 61_000, 7_000, 7_001) == 7_000
     assert merged(scripts.REQUEUE, -1, 7_000, 0) == 0
     assert merged(scripts.REQUEUE, -1, -1, SILENT) == -1
 
 
-def test_a_call_without_a_lease_is_told_if_a_majority_may_say_so() -> None:
-    def known(queued: bytes, done: bytes, finished: bytes, *deferred: bytes) -> list[Any]:
+def test_a_call_without_a_lease_is_told_if_a_majority_may_say_so():
+    def known(queued, done, finished, *deferred):
         line = [[b"5", one, b"9000", before] for before, one in enumerate(deferred)]
         task = queued[4:] + b"|task" if queued else b""
         return [b"99", queued, b"70" if queued else b"", done, finished, line, task]

@@ -16,16 +16,12 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
 from tests import ROOT
 from tests.support.nursery import environment_for, start_python
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 class Page:
@@ -37,9 +33,7 @@ class Page:
         changes: Replacements in the samples: addresses, and seconds that a test has no time for.
     """
 
-    def __init__(
-        self, path: str, folder: Path, others: dict[str, str], changes: dict[str, str]
-    ) -> None:
+    def __init__(self, path, folder, others, changes):
         self.folder = folder
         self._text = (ROOT / "docs" / path).read_text()
         for old, new in changes.items():
@@ -51,7 +45,7 @@ class Page:
             if named := re.match(r"# ([\w/]+\.py)\n", code):
                 self.write(named[1], code)
 
-    def write(self, name: str, source: str) -> Path:
+    def write(self, name, source):
         """Add to a file of the project."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,22 +53,22 @@ class Page:
             file.write(source)
         return path
 
-    def blocks(self, language: str = "") -> list[str]:
+    def blocks(self, language=""):
         """The blocks of code in a language."""
         blocks = re.findall(r"^```(\w*)\n(.*?)^```", self._text, re.MULTILINE | re.DOTALL)
         return [code for of, code in blocks if of == language]
 
-    def settings(self, **begin: Any) -> dict[str, Any]:
+    def settings(self, **begin):
         """The settings that shop/settings.py makes of those it begins with."""
         names = dict(begin)
         exec((self.folder / "shop/settings.py").read_text(), names)
         return {name: value for name, value in names.items() if name.isupper()}
 
-    def module(self, name: str) -> ModuleType:
+    def module(self, name):
         """Import a file of the project."""
         return importlib.import_module(name)
 
-    def manage(self, line: str) -> tuple[int, str]:
+    def manage(self, line):
         """Run a line that is ``manage.py`` and its arguments: its status, and what it prints."""
         arguments = shlex.split(line, comments=True)
         while arguments.pop(0) != "manage.py":
@@ -90,7 +84,7 @@ class Page:
             said.seek(0)
             return status, said.read().decode()
 
-    def shell(self, code: str) -> subprocess.CompletedProcess[str]:
+    def shell(self, code):
         """Run a block in a shell. Each ``manage.py`` in it takes seconds of a busy machine."""
         source = f'#!/bin/sh\nexec {sys.executable} -m django "$@"\n'
         program = self.folder / ".programs/manage.py"
@@ -109,5 +103,5 @@ class Page:
         )
 
     @staticmethod
-    def _environment() -> dict[str, str]:
+    def _environment():
         return environment_for() | {"TESTS_REDISLOCK": json.dumps(settings.REDISLOCK)}

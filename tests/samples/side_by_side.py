@@ -9,16 +9,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.test import override_settings
 
 from tests.support.processes import hear, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.support.processes import Child
+    pass
 
 STOCK = {
     "shop/stock.py": """
@@ -34,7 +32,7 @@ STOCK = {
 REFUSALS = {"LockError", "NotAcquired", "QuorumNotAchieved", "LockTimeout", "done"}
 
 
-def sell(folder: str, **settings: Any) -> None:
+def sell(folder, **settings):
     """In a child: call sell() of the versions that it is told, and say what becomes of it."""
     sys.path.insert(0, folder)
     with override_settings(**settings):
@@ -48,7 +46,7 @@ def sell(folder: str, **settings: Any) -> None:
                 say("done")
 
 
-def enters(child: Child, version: str) -> bool:
+def enters(child, version):
     """Whether a child is in the block with that version of the code; else it is refused."""
     child.send(version)
     answer = child.read()
@@ -56,13 +54,13 @@ def enters(child: Child, version: str) -> bool:
     return bool(answer == "in the block")
 
 
-def leave(child: Child) -> None:
+def leave(child):
     """End the body of a child."""
     child.send("leave")
     assert child.read() == "done"
 
 
-def pairs_together(versions: Sequence[str], begin: Callable[[], Child]) -> set[tuple[str, str]]:
+def pairs_together(versions, begin):
     """Of which two versions two processes are in the block at the same time."""
     found = set()
     ones, others = ({version: begin() for version in versions} for _ in range(2))

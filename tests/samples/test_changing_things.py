@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.test import override_settings
@@ -27,27 +27,19 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, MakeServer, Spawn
-    from tests.samples.conftest import Paste
-    from tests.support.processes import Child
-    from tests.support.servers import Endpoint, Kind, Server
-    from tests.support.topologies import Watched
+    pass
 
 PAGE = "changing-things.md"
 NO_WAIT = {"wait=5": "wait=0"}
 
 
-def holds(child: Child) -> Child:
+def holds(child):
     """A child that runs hold(), once it has the lock."""
     assert child.read() > 0
     return child
 
 
-def is_refused(**options: Any) -> bool:
+def is_refused(**options):
     """Whether this process, which is another one, does not get the lock."""
     lock = distributed_lock(NAME, wait=0, **options)
     if not lock.acquire():
@@ -56,7 +48,7 @@ def is_refused(**options: Any) -> bool:
     return False
 
 
-def expires_in() -> float:
+def expires_in():
     """Seconds until the lease ends, as everybody can see."""
     lock = held.get(NAME)
     assert lock is not None
@@ -64,7 +56,7 @@ def expires_in() -> float:
     return lock.expires_in
 
 
-def replica_of(server: Server, make_server: MakeServer) -> Server:
+def replica_of(server, make_server):
     """A replica that has all that the server has, and acknowledges what comes."""
     replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
     client = server.client()
@@ -73,7 +65,7 @@ def replica_of(server: Server, make_server: MakeServer) -> Server:
     return replica
 
 
-def test_the_tests_that_the_page_names_exist() -> None:
+def test_the_tests_that_the_page_names_exist():
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / PAGE).read_text())
     assert len(named) > 3
     for file, test in named:
@@ -83,9 +75,7 @@ def test_the_tests_that_the_page_names_exist() -> None:
 # The ttl
 
 
-def test_processes_with_two_ttls_exclude_each_other_each_for_its_own(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_processes_with_two_ttls_exclude_each_other_each_for_its_own(locks, spawn):
     for own, other in ((60, 600), (600, 60)):
         holder = holds(spawn(hold, ttl=own))
         assert own / 2 < expires_in() <= own
@@ -100,7 +90,7 @@ def test_processes_with_two_ttls_exclude_each_other_each_for_its_own(
         waiting.release()
 
 
-def test_of_a_killed_holder_its_own_ttl_counts(locks: Locks, spawn: Spawn) -> None:
+def test_of_a_killed_holder_its_own_ttl_counts(locks, spawn):
     holder = holds(spawn(hold, ttl=1))
     holder.kill()
     with distributed_lock(NAME, ttl=600, wait=HUNG) as lease:
@@ -110,15 +100,13 @@ def test_of_a_killed_holder_its_own_ttl_counts(locks: Locks, spawn: Spawn) -> No
 # once, min_hold
 
 
-def succeed(seconds: float) -> None:
+def succeed(seconds):
     """In a child: a run of the job in a version with these seconds."""
     once = single_instance(NAME, once=seconds)(lambda: "done")
     say(isinstance(once(), Skipped))
 
 
-def test_the_seconds_of_once_are_those_of_the_run_that_succeeded(
-    locks: Locks, spawn: Spawn
-) -> None:
+def test_the_seconds_of_once_are_those_of_the_run_that_succeeded(locks, spawn):
     marker = keys_of(locks).done
     assert spawn(succeed, 600).read() is False
     assert spawn(succeed, 3600).read() is True
@@ -131,26 +119,26 @@ def test_the_seconds_of_once_are_those_of_the_run_that_succeeded(
     assert spawn(succeed, 600).read() is True
 
 
-def cool_down(seconds: float) -> None:
+def cool_down(seconds):
     """In a child: hold the lock for a moment in a version with this min_hold."""
     with distributed_lock(NAME, min_hold=seconds, wait=0):
         pass
     say("done")
 
 
-def test_the_min_hold_is_that_of_the_run_that_succeeded(locks: Locks, spawn: Spawn) -> None:
+def test_the_min_hold_is_that_of_the_run_that_succeeded(locks, spawn):
     spawn(cool_down, 600).read()
     assert is_refused(min_hold=6000)
     assert expires_in() <= 600
 
 
 @pytest.mark.django_db(transaction=True)
-def test_once_in_seconds_and_in_the_database_know_nothing_of_each_other(locks: Locks) -> None:
+def test_once_in_seconds_and_in_the_database_know_nothing_of_each_other(locks):
     in_seconds = single_instance(NAME, once=timedelta(days=1))(lambda: "did it")
     in_database = single_instance(NAME, once="database", atomic=True)(lambda: "did it")
     assert in_seconds() == "did it"
     assert in_database() == "did it"
-    assert in_database()["skipped"] == "done"  # type: ignore[index] # Skipped
+    assert in_database()["skipped"] == "done"  # Skipped
     locks.redis.delete(keys_of(locks).done)
     assert in_seconds() == "did it"
 
@@ -158,9 +146,7 @@ def test_once_in_seconds_and_in_the_database_know_nothing_of_each_other(locks: L
 # A name
 
 
-def test_code_with_both_names_keeps_old_and_new_apart(
-    paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path
-) -> None:
+def test_code_with_both_names_keeps_old_and_new_apart(paste, locks, spawn, tmp_path):
     version = """
         from django_redislock import distributed_lock
         from shop.stock import count_down
@@ -180,13 +166,8 @@ def test_code_with_both_names_keeps_old_and_new_apart(
 
 
 def test_code_with_both_servers_keeps_old_and_new_apart(
-    paste: Paste,
-    locks: Locks,
-    spawn: Spawn,
-    settings: Settings,
-    make_server: MakeServer,
-    tmp_path: Path,
-) -> None:
+    paste, locks, spawn, settings, make_server, tmp_path
+):
     version = """
         from django_redislock import distributed_lock
         from shop.stock import count_down
@@ -220,8 +201,8 @@ def test_code_with_both_servers_keeps_old_and_new_apart(
 
 
 def test_what_was_done_comes_along_with_a_replica_and_fences_go_on(
-    locks: Locks, server_kind: Kind, spawn: Spawn, make_server: MakeServer
-) -> None:
+    locks, server_kind, spawn, make_server
+):
     old = make_server(server_kind, repl_diskless_sync_delay=0)
     locks.on(old)
     assert spawn(succeed, 3600).read() is False
@@ -242,9 +223,7 @@ def test_what_was_done_comes_along_with_a_replica_and_fences_go_on(
     assert spawn(succeed, 3600).read() is False
 
 
-def test_sentinels_of_the_same_server_keep_the_same_locks(
-    watched: Watched, settings: Settings, key_prefix: str, spawn: Spawn
-) -> None:
+def test_sentinels_of_the_same_server_keep_the_same_locks(watched, settings, key_prefix, spawn):
     by_sentinels = {**watched.setting(), "KEY_PREFIX": key_prefix}
     by_address = {"LOCATION": watched.find_master().url, "KEY_PREFIX": key_prefix}
     settings.REDISLOCK = {"default": by_sentinels, "by address": by_address}
@@ -256,9 +235,9 @@ def test_sentinels_of_the_same_server_keep_the_same_locks(
 
 
 def test_a_quorum_with_the_old_server_does_not_exclude_old_processes(
-    shared_quorum: Any, settings: Settings, key_prefix: str, spawn: Spawn
-) -> None:
-    servers: list[Endpoint] = shared_quorum()
+    shared_quorum, settings, key_prefix, spawn
+):
+    servers = shared_quorum()
     settings.REDISLOCK = {
         "default": {
             "BACKEND": "django_redislock.backends.QuorumBackend",
@@ -275,8 +254,8 @@ def test_a_quorum_with_the_old_server_does_not_exclude_old_processes(
 
 
 def test_with_and_without_acknowledgement_it_is_the_same_lock(
-    locks: Locks, server_kind: Kind, spawn: Spawn, make_server: MakeServer
-) -> None:
+    locks, server_kind, spawn, make_server
+):
     server = make_server(server_kind, repl_diskless_sync_delay=0)
     locks.on(server, REPLICAS_ACK=0)
     old = holds(spawn(hold))
@@ -296,14 +275,12 @@ def test_with_and_without_acknowledgement_it_is_the_same_lock(
 # SECRET_KEY
 
 
-def test_a_baton_is_taken_up_with_a_key_that_is_known_and_no_other(
-    locks: Locks,
-) -> None:
+def test_a_baton_is_taken_up_with_a_key_that_is_known_and_no_other(locks):
     today = {"SECRET_KEY": "old", "SECRET_KEY_FALLBACKS": []}
     first = {"SECRET_KEY": "old", "SECRET_KEY_FALLBACKS": ["new"]}
     second = {"SECRET_KEY": "new", "SECRET_KEY_FALLBACKS": ["old"]}
 
-    def passes(giver: dict[str, Any], taker: dict[str, Any]) -> bool:
+    def passes(giver, taker):
         with override_settings(**giver), distributed_lock(NAME, wait=HUNG) as lease:
             baton = lease.hand_over(within=60)
         with override_settings(**taker):

@@ -15,16 +15,13 @@ from tests.support.others import held_by_other
 from tests.support.processes import python
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conftest import Locks
-    from tests.samples.conftest import Paste
+    pass
 
 pytestmark = pytest.mark.usefixtures("locks")
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_lottery_is_drawn_once_a_day_under_its_fence(paste: Paste) -> None:
+def test_the_lottery_is_drawn_once_a_day_under_its_fence(paste):
     page = paste(
         "getting-started.md",
         {
@@ -88,9 +85,7 @@ OF_THE_READER = {
 
 
 @pytest.mark.slow
-def test_who_follows_the_page_in_a_new_project_gets_a_draw(
-    paste: Paste, locks: Locks, tmp_path: Path
-) -> None:
+def test_who_follows_the_page_in_a_new_project_gets_a_draw(paste, locks, tmp_path):
     call_command("startproject", "shop", tmp_path)
     where = f'"{locks.server.url}", "KEY_PREFIX": "{locks.prefix}"'
     paste("getting-started.md", OF_THE_READER, {'"redis://127.0.0.1:6379/0"': where})

@@ -11,7 +11,7 @@ import signal
 import sys
 import textwrap
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -31,17 +31,16 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
-    from tests.conftest import Locks, Spawn
+    from tests.conftest import Spawn
     from tests.samples.conftest import Paste
     from tests.support.backends import QuorumPlace
-    from tests.support.processes import Child
 
 VERSIONS = ("before", "meanwhile", "after")
 SERVER = "redis://127.0.0.1:6379/0"
 NO_WAIT = {"blocking_timeout=5": "blocking_timeout=0", "wait=5": "wait=0"}
 
 
-def test_every_page_is_tried() -> None:
+def test_every_page_is_tried():
     tried = set(re.findall(r'"migrating/([\w-]+)\.md"', (ROOT / __file__).read_text()))
     pages = {page.stem for page in (ROOT / "docs/migrating").glob("*.md")} - {"index"}
     assert tried == pages
@@ -50,23 +49,23 @@ def test_every_page_is_tried() -> None:
 NEXT_BUT_ONE = {("before", "after"), ("after", "before")}
 
 
-def check(spawn: Spawn, folder: Path, **settings: Any) -> None:
+def check(spawn, folder, **settings):
     """Check what the page says of two processes with the versions of its code."""
     pairs = pairs_together(VERSIONS, lambda: spawn(sell, str(folder), **settings))
     assert pairs == NEXT_BUT_ONE
 
 
-def test_redis_py(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+def test_redis_py(paste, locks, spawn, tmp_path):
     paste("migrating/redis-py.md", STOCK, {SERVER: locks.server.url, **NO_WAIT})
     check(spawn, tmp_path)
 
 
-def test_python_redis_lock(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+def test_python_redis_lock(paste, locks, spawn, tmp_path):
     paste("migrating/python-redis-lock.md", STOCK, {SERVER: locks.server.url})
     check(spawn, tmp_path)
 
 
-def test_django_redis(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+def test_django_redis(paste, locks, spawn, tmp_path):
     paste("migrating/django-redis.md", STOCK, NO_WAIT)
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": locks.server.url}
     check(spawn, tmp_path, CACHES={"default": cache})
@@ -90,7 +89,7 @@ def test_pottery(
 # Tasks
 
 
-def test_the_snippet(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+def test_the_snippet(paste, locks, spawn, tmp_path):
     page = paste("migrating/celery-snippet.md", STOCK)
     before = (page.folder / "shop/before.py").read_text()
     decorator = before.partition("@shared_task(")[0].replace("def single_", "def old_single_")
@@ -119,7 +118,7 @@ CRM = {
 }
 
 
-def shop_app(folder: str, version: str, url: str) -> Celery:
+def shop_app(folder, version, url):
     """In a child: the application of a process that has that version of the task."""
     sys.path.insert(0, folder)
     os.environ |= {"SHOP_SERVER": url, "SHOP_VERSION": version}
@@ -132,12 +131,12 @@ def shop_app(folder: str, version: str, url: str) -> Celery:
     return app
 
 
-def work(folder: str, version: str, url: str) -> None:
+def work(folder, version, url):
     """In a child: a worker, for calls in the queue that is named after its version."""
     app = shop_app(folder, version, url)
     server = redis.Redis.from_url(url)
 
-    def ended(state: str | None, **_: object) -> None:
+    def ended(state, **_):
         if state == "SUCCESS":  # And no retry.
             server.rpush("ended", version)
 
@@ -146,10 +145,10 @@ def work(folder: str, version: str, url: str) -> None:
     app.worker_main(["worker", "--pool", "solo", "--queues", version, "--loglevel", "INFO", *alone])
 
 
-def publish(folder: str, version: str, url: str) -> None:
+def publish(folder, version, url):
     """In a child: call the task for the queue that it is told, and say whether it was published."""
     task = shop_app(folder, version, url).tasks["shop.sync"]
-    published: list[str] = []
+    published = []
     before_task_publish.connect(lambda headers, **_: published.append(headers["id"]), weak=False)
     while queue := hear():
         published.clear()
@@ -160,36 +159,36 @@ def publish(folder: str, version: str, url: str) -> None:
 class Shop:
     """Publishers and workers, one of each for each version of the code."""
 
-    def __init__(self, spawn: Spawn, locks: Locks, folder: Path) -> None:
+    def __init__(self, spawn, locks, folder):
         self.redis = locks.redis
         where = {"folder": str(folder), "url": locks.server.url}
         for version in VERSIONS:
             spawn(work, version=version, **where)
         self.publishers = {one: spawn(publish, version=one, **where) for one in VERSIONS}
 
-    def calls(self, version: str, queue: str) -> bool:
+    def calls(self, version, queue):
         """Whether a call by that version is published, for the worker of another."""
         publisher = self.publishers[version]
         publisher.send(queue)
         return bool(publisher.read())
 
-    def begins(self, *versions: str) -> None:
+    def begins(self, *versions):
         """Return once runs have begun in the workers of these versions."""
         assert self._told("begun", len(versions)) == sorted(versions)
 
-    def have_all_calls(self) -> None:
+    def have_all_calls(self):
         """Return once the workers have taken each call from its queue."""
         wait_until(lambda: not any(self.redis.llen(version) for version in VERSIONS))
 
-    def end(self, *versions: str) -> None:
+    def end(self, *versions):
         """End the runs under way in the workers of these versions."""
         for _ in versions:
             self.redis.rpush("end", 1)
         assert self._told("ended", len(versions)) == sorted(versions)
 
-    def _told(self, key: str, times: int) -> list[str]:
+    def _told(self, key, times):
         told = [wait_until(lambda: self.redis.lpop(key), message=key) for _ in range(times)]
-        return sorted(str(one.decode()) for one in told)  # type: ignore[union-attr] # bytes
+        return sorted(str(one.decode()) for one in told)
 
 
 @pytest.mark.slow
@@ -203,12 +202,12 @@ class Shop:
     ],
 )
 def test_libraries_that_lock_when_a_call_is_published(
-    path: str, old_keys: str, paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path
-) -> None:
+    path, old_keys, paste, locks, spawn, tmp_path
+):
     paste(path, CRM)
     shop = Shop(spawn, locks, tmp_path)
 
-    def old_locks() -> list[bytes]:
+    def old_locks():
         return [key for key in locks.redis.keys(old_keys) if b"redislock" not in key]
 
     for one, other in (("before", "meanwhile"), ("meanwhile", "before")):
@@ -250,7 +249,7 @@ def test_libraries_that_lock_when_a_call_is_published(
 # Beats
 
 
-def beat(folder: str, version: str, url: str) -> None:
+def beat(folder, version, url):
     """In a child: ``celery beat`` with the settings of that version."""
     sys.path.insert(0, folder)
     app = importlib.import_module(f"shop.{version}").app
@@ -267,40 +266,40 @@ def beat(folder: str, version: str, url: str) -> None:
 class Beats:
     """Beats, and what they send."""
 
-    def __init__(self, spawn: Spawn, locks: Locks, folder: Path) -> None:
+    def __init__(self, spawn, locks, folder):
         self.redis = locks.redis
         self._start = partial(spawn, beat, folder=str(folder), url=locks.server.url)
 
-    def start(self, version: str) -> Child:
+    def start(self, version):
         child = self._start(version=version)
         assert wait_until(lambda: self.redis.lpop("begun")) == str(child.pid).encode()
         return child
 
-    def sender(self) -> int:
+    def sender(self):
         """The process that has sent the next message."""
         message = wait_until(lambda: self.redis.lpop("tidy"), message="a beat sends")
-        origin = json.loads(message)["headers"]["origin"]  # type: ignore[arg-type]
-        return int(re.match(r"gen(\d+)@", origin)[1])  # type: ignore[index]
+        origin = json.loads(message)["headers"]["origin"]
+        return int(re.match(r"gen(\d+)@", origin)[1])
 
-    def leads(self, child: Child) -> None:
+    def leads(self, child):
         """Return once this beat has sent ten messages one after the other."""
         row = 0
         while row < 10:
             row = row + 1 if self.sender() == child.pid else 0
 
-    def only(self, child: Child) -> None:
+    def only(self, child):
         """Check that of the next messages all are of this beat."""
         assert {self.sender() for _ in range(10)} == {child.pid}
 
 
-def end(child: Child) -> None:
+def end(child):
     os.kill(child.pid, signal.SIGTERM)
     child.wait()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_celery_redbeat(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+def test_celery_redbeat(paste, locks, spawn, tmp_path):
     changes = {"redis://127.0.0.1:6379/1": locks.server.url, "leader_ttl=15": "leader_ttl=60"}
     paste("migrating/celery-redbeat.md", None, changes)
     beats = Beats(spawn, locks, tmp_path)
@@ -320,11 +319,11 @@ def test_celery_redbeat(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path
     assert held.record("celery-beat:shop:tidy") is None  # RedBeat keeps its own.
 
     before = beats.start("before")  # What no longer stands side by side: both send.
-    senders: set[int] = set()
+    senders = set()
     wait_until(lambda: senders.add(beats.sender()) or senders == {before.pid, after.pid})
 
 
-def test_what_redbeat_does_by_default() -> None:
+def test_what_redbeat_does_by_default():
     code = """
         from celery import Celery
         from redbeat.schedulers import RedBeatScheduler
@@ -351,7 +350,7 @@ SALES = {
 }
 
 
-def read_sales(folder: str, url: str) -> None:
+def read_sales(folder, url):
     """In a child: call sales() of the versions that it is told, and say what becomes of it."""
     sys.path.insert(0, folder)
     with override_settings(CACHEOPS_REDIS=url, CACHEOPS={"effects.*": {"timeout": 300}}):
@@ -366,7 +365,7 @@ def read_sales(folder: str, url: str) -> None:
                 say(type(error).__name__)
 
 
-def test_django_cacheops(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+def test_django_cacheops(paste, locks, spawn, tmp_path):
     page = paste("migrating/django-cacheops.md", SALES)
     careless = page.folder / "careless"
     shutil.copytree(page.folder / "shop", careless / "shop")
@@ -375,7 +374,7 @@ def test_django_cacheops(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Pat
     url = locks.server.url
     one, other = (spawn(read_sales, str(page.folder), url) for _ in range(2))
 
-    def fills(child: Child, version: str) -> None:
+    def fills(child, version):
         child.send(version)
         assert child.read() == "in the block"
 
@@ -402,9 +401,7 @@ def test_django_cacheops(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Pat
 # A hold
 
 
-def test_a_hold_keeps_new_code_waiting_until_the_old_has_ended(
-    paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path
-) -> None:
+def test_a_hold_keeps_new_code_waiting_until_the_old_has_ended(paste, locks, spawn, tmp_path):
     page = paste("migrating/redis-py.md", STOCK, {SERVER: locks.server.url, **NO_WAIT})
     index = (ROOT / "docs/migrating/index.md").read_text()
     hold, unhold = re.findall(r"^manage\.py .*", index, re.MULTILINE)

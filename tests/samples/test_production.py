@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from django_redislock import held
 from tests.support.others import held_by
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.samples.conftest import Paste
-
 
 @pytest.mark.slow
-def test_the_checklist(paste: Paste, locks: Locks) -> None:
+def test_the_checklist(paste, locks):
     page = paste("going-to-production.md")
     first, migrate, missed, metrics, killed, force, maintenance = page.blocks()
     check, doctor = first.splitlines()

@@ -24,49 +24,42 @@ from django_redislock.testing import LockTestKit
 from tests import ROOT
 from tests.conftest import skip_or_fail
 from tests.effects.models import Account, Order
-from tests.jobs.test_monitors import Service, service
+from tests.jobs.test_monitors import service
 from tests.support.celery_app import celery_app
 from tests.support.others import held_by, held_by_other
 from tests.support.prometheus import MISSING, is_here, locks_metrics, promtool
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
-    from tests.samples.conftest import Paste
-    from tests.samples.pages import Page
+    pass
 
 __all__ = ["service"]  # A fixture.
 
 pytestmark = pytest.mark.usefixtures("locks")
 
 
-def waiters(name: str, number: int) -> None:
+def waiters(name, number):
     """Return once so many wait for a lock."""
     wait_until(lambda: (one := held.get(name)) and one.waiters == number)
 
 
-def serve(settings: Settings, page: Page, *patterns: Any) -> Client:
+def serve(settings, page, *patterns):
     """A client of a site with these addresses and the settings of the page."""
     urls = ModuleType("shop.urls")
-    urls.urlpatterns = [*patterns, path("receipt/<int:pk>", HttpResponse, name="receipt")]  # type: ignore[attr-defined]
+    urls.urlpatterns = [*patterns, path("receipt/<int:pk>", HttpResponse, name="receipt")]
     sys.modules["shop.urls"] = urls  # The fixture `paste` removes it.
     settings.ROOT_URLCONF = "shop.urls"
     settings.MIDDLEWARE = page.settings(MIDDLEWARE=[])["MIDDLEWARE"]
     return Client()
 
 
-def test_every_recipe_is_tried() -> None:
+def test_every_recipe_is_tried():
     tried = set(re.findall(r'paste\(\s*"recipes/([\w-]+)\.md"', (ROOT / __file__).read_text()))
     pages = {page.stem for page in (ROOT / "docs/recipes").glob("*.md")} - {"index"}
     assert tried == pages
 
 
-def test_a_view(paste: Paste, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view(paste, settings, monkeypatch):
     page = paste(
         "recipes/a-view.md",
         {"shop/reports.py": "def build_report(pk): return f'report {pk}'\n"},
@@ -87,7 +80,7 @@ def test_a_view(paste: Paste, settings: Settings, monkeypatch: pytest.MonkeyPatc
         assert client.post("/class/7").status_code == 409
         assert client.get("/8").content == b"report 8"
 
-    def no_answer(*args: Any) -> None:
+    def no_answer(*args):
         raise LockUnavailable("report:7", "nobody answers")
 
     monkeypatch.setattr(views, "build_report", no_answer)
@@ -97,13 +90,13 @@ def test_a_view(paste: Paste, settings: Settings, monkeypatch: pytest.MonkeyPatc
 class Bank:
     """It charges once for each key, and lets its caller wait."""
 
-    def __init__(self) -> None:
-        self.charged: dict[str, int] = {}
+    def __init__(self):
+        self.charged = {}
         self.asked = threading.Semaphore(0)
         self.answers = threading.Event()
         self.fails = False
 
-    def charge(self, total: int, *, idempotency_key: str) -> str:
+    def charge(self, total, *, idempotency_key):
         self.asked.release()
         self.answers.wait(60)
         self.charged[idempotency_key] = total
@@ -113,20 +106,20 @@ class Bank:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_pay_is_clicked_twice(paste: Paste, settings: Settings) -> None:
+def test_pay_is_clicked_twice(paste, settings):
     bank = Bank()
     page = paste(
         "recipes/idempotent-post.md",
         {"shop/models.py": "from tests.effects.models import Order\n", "shop/bank.py": ""},
         {"wait=10": "wait=60"},
     )
-    page.module("shop.bank").charge = bank.charge  # type: ignore[attr-defined]
+    page.module("shop.bank").charge = bank.charge
     views = page.module("shop.views")
     client = serve(settings, page, path("pay/<int:order_id>", views.pay))
     order = Order.objects.create(total=30)
     url = f"/pay/{order.pk}"
 
-    def click() -> tuple[int, str]:
+    def click():
         answer = client.post(url)
         return answer.status_code, answer["Location"]
 
@@ -152,9 +145,7 @@ def test_pay_is_clicked_twice(paste: Paste, settings: Settings) -> None:
     assert bank.charged == {f"order-{order.pk}": 30}
 
 
-def test_pay_answers_409_while_the_first_click_takes_too_long(
-    paste: Paste, settings: Settings
-) -> None:
+def test_pay_answers_409_while_the_first_click_takes_too_long(paste, settings):
     page = paste(
         "recipes/idempotent-post.md",
         {"shop/models.py": "from tests.effects.models import Order\n", "shop/bank.py": ""},
@@ -166,7 +157,7 @@ def test_pay_answers_409_while_the_first_click_takes_too_long(
     assert (busy.status_code, "Retry-After" in busy) == (409, True)
 
 
-def test_a_nightly_job(paste: Paste, service: Service, tmp_path: Path) -> None:
+def test_a_nightly_job(paste, service, tmp_path):
     page = paste(
         "recipes/nightly-job.md", None, {"https://hc-ping.com": f"http://{service.address}"}
     )
@@ -212,7 +203,7 @@ tests:
 
 
 @pytest.mark.slow
-def test_cron_and_shell(paste: Paste, locks: Locks, tmp_path: Path) -> None:
+def test_cron_and_shell(paste, locks, tmp_path):
     page = paste(
         "recipes/cron-and-shell.md",
         dict.fromkeys(("backup", "fetch.sh", "import.sh"), "#!/bin/sh\n"),
@@ -244,7 +235,7 @@ def test_cron_and_shell(paste: Paste, locks: Locks, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_migrate_on_many_pods(paste: Paste) -> None:
+def test_migrate_on_many_pods(paste):
     page = paste(
         "recipes/migrate-on-many-pods.md",
         None,
@@ -266,14 +257,14 @@ def test_migrate_on_many_pods(paste: Paste) -> None:
     assert (record.last_success, record.last_failure is None) == (None, False)
 
 
-def test_the_pod_that_migrates_has_the_same_command(paste: Paste) -> None:
+def test_the_pod_that_migrates_has_the_same_command(paste):
     page = paste("recipes/migrate-on-many-pods.md")
     pod = re.search(r"- exec python (.+\n.+)", page.blocks("yaml")[0])
     assert pod is not None
     assert " ".join(pod[1].split()) == page.blocks()[0].strip()
 
 
-def test_a_beat_with_a_standby(paste: Paste, settings: Settings) -> None:
+def test_a_beat_with_a_standby(paste, settings):
     page = paste("recipes/beat-with-a-standby.md", {"shop/tasks.py": ""})
     for name, value in page.settings().items():
         setattr(settings, name, value)
@@ -302,13 +293,13 @@ def test_a_beat_with_a_standby(paste: Paste, settings: Settings) -> None:
 class Geocoder:
     """A service on loopback that counts how many ask at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = self.most = 0
         self.answers = threading.Event()
         mutex, us = threading.Lock(), self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 with mutex:
                     us.now += 1
                     us.most = max(us.most, us.now)
@@ -319,7 +310,7 @@ class Geocoder:
                 self.end_headers()
                 self.wfile.write(b"{}")
 
-            def log_message(self, *args: Any) -> None:
+            def log_message(self, *args):
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -327,7 +318,7 @@ class Geocoder:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self):
         self.answers.set()
         self._server.shutdown()
         self._thread.join()
@@ -335,13 +326,13 @@ class Geocoder:
 
 
 @pytest.fixture
-def geocoder() -> Iterator[Geocoder]:
+def geocoder():
     geocoder = Geocoder()
     yield geocoder
     geocoder.close()
 
 
-def test_at_most_n_calls(paste: Paste, geocoder: Geocoder) -> None:
+def test_at_most_n_calls(paste, geocoder):
     page = paste(
         "recipes/at-most-n-calls.md",
         None,
@@ -365,7 +356,7 @@ def test_at_most_n_calls(paste: Paste, geocoder: Geocoder) -> None:
         assert export("other") is None
 
 
-def test_a_task_comes_back_if_there_is_no_permit(paste: Paste) -> None:
+def test_a_task_comes_back_if_there_is_no_permit(paste):
     page = paste("recipes/at-most-n-calls.md", None, {"wait=10": "wait=0"})
     tries = []
 
@@ -382,7 +373,7 @@ def test_a_task_comes_back_if_there_is_no_permit(paste: Paste) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_accounts(paste: Paste) -> None:
+def test_two_accounts(paste):
     page = paste(
         "recipes/two-accounts.md",
         {"shop/models.py": "from tests.effects.models import Account\n"},
@@ -391,7 +382,7 @@ def test_two_accounts(paste: Paste) -> None:
     transfers = page.module("shop.transfers")
     one, two = Account.objects.create(balance=10), Account.objects.create(balance=0)
 
-    def balances() -> list[int]:
+    def balances():
         return [*Account.objects.order_by("pk").values_list("balance", flat=True)]
 
     transfers.transfer(one.pk, two.pk, 7)
@@ -402,7 +393,7 @@ def test_two_accounts(paste: Paste) -> None:
     with held_by_other(f"account:{one.pk}"), pytest.raises(LockTimeout):
         transfers.transfer(two.pk, one.pk, 1)
 
-    def lose(instance: Account, **_: Any) -> None:
+    def lose(instance, **_):
         if instance == two:  # Both are written, and nothing is committed.
             LockTestKit().simulate_lost(f"account:{two.pk}")
 
@@ -415,17 +406,17 @@ def test_two_accounts(paste: Paste) -> None:
     assert balances() == [4, 6]
 
 
-def test_single_flight(paste: Paste, settings: Settings) -> None:
+def test_single_flight(paste, settings):
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    fetched: list[str] = []
+    fetched = []
     answers = threading.Event()
 
-    def fetch_token() -> dict[str, Any]:
+    def fetch_token():
         fetched.append("token")
         answers.wait(60)
         return {"access_token": "t", "expires_in": 3600}
 
-    def count_sales() -> int:
+    def count_sales():
         fetched.append("sales")
         answers.wait(60)
         return fetched.count("sales")
@@ -435,8 +426,8 @@ def test_single_flight(paste: Paste, settings: Settings) -> None:
         {"shop/bank.py": "", "shop/sales.py": ""},
         {"wait=10": "wait=60", "else 30": "else 60"},
     )
-    page.module("shop.bank").fetch_token = fetch_token  # type: ignore[attr-defined]
-    page.module("shop.sales").count_sales = count_sales  # type: ignore[attr-defined]
+    page.module("shop.bank").fetch_token = fetch_token
+    page.module("shop.sales").count_sales = count_sales
     oauth, reports = page.module("shop.oauth"), page.module("shop.reports")
     for get, lock, value in ((oauth.token, "bank-token", "t"), (reports.sales, "sales", 1)):
         answers.clear()
@@ -454,17 +445,17 @@ def test_single_flight(paste: Paste, settings: Settings) -> None:
     assert reports.sales() == 2
 
 
-def test_one_task_per_object(paste: Paste) -> None:
+def test_one_task_per_object(paste):
     page = paste("recipes/one-task-per-object.md", {"shop/search.py": ""})
-    indexed: list[int] = []
+    indexed = []
 
-    def index(product_id: int) -> None:
+    def index(product_id):
         indexed.append(product_id)
         if product_id == 7:
             assert page.module("shop.tasks").index_product(8) is None  # Another product.
             assert held.get("index:7")
 
-    page.module("shop.search").index = index  # type: ignore[attr-defined]
+    page.module("shop.search").index = index
     task = page.module("shop.tasks").index_product
     assert task.delay(7).get() is None
     assert indexed == [7, 8]
@@ -476,7 +467,7 @@ def test_one_task_per_object(paste: Paste) -> None:
         assert task.delay(7).id == task.delay(7).id != task.delay(8).id
 
 
-def test_rate_limits(paste: Paste) -> None:
+def test_rate_limits(paste):
     page = paste(
         "recipes/rate-limits.md",
         {"shop/gateway.py": "def post(number, text):\n    return number or 1 / 0\n"},

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 import django
 
 
-def main() -> None:
+def main():
     """Run worlds, each with the next seed, until the time is over."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from django_redislock import held
 from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
@@ -16,11 +16,9 @@ from tests.simulation.promises import Claim, Interrupted, Watch, most_seconds
 from tests.simulation.timeline import this_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.simulation.network import Network
-    from tests.simulation.plan import Fault, Plan, Work
-    from tests.simulation.timeline import Thread, Timeline
+    from tests.simulation.plan import Plan
+    from tests.simulation.timeline import Timeline
 
 UNDONE_WITHIN = 1.0  # Seconds: R4.
 
@@ -37,26 +35,24 @@ class Around(Protocol):
     network: Network
     watch: Watch
 
-    def leave_baton(self, baton: str, work: Work) -> None: ...
+    def leave_baton(self, baton, work): ...
 
 
 class Client:
     """What wants locks, in one process after the other."""
 
-    def __init__(self, world: Around, number: int) -> None:
+    def __init__(self, world, number):
         self._world = world
         self._number = number
         self._lives = 0
         self.process: Process
-        self._works: list[deque[Callable[[], None]]] = [
-            deque() for _ in range(world.plan.setup.threads)
-        ]
-        self._workers: list[Thread | None] = [None] * len(self._works)
+        self._works = [deque() for _ in range(world.plan.setup.threads)]
+        self._workers = [None] * len(self._works)
         self._watch = world.watch
 
     # --- its life -------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self):
         """Start a process, unless one runs."""
         if self._lives and not self.process.is_dead:
             return
@@ -76,20 +72,20 @@ class Client:
             if works:
                 self._work(thread)
 
-    def kill(self, *, unplugged: bool) -> None:
+    def kill(self, *, unplugged):
         """End the process."""
         self.process.is_unplugged = unplugged
         self.process.kill()
         self._workers = [None] * len(self._works)
         self._watch.killed(self.process)
 
-    def interrupt(self) -> None:
+    def interrupt(self):
         """Interrupt one of its calls, if one goes on."""
         for worker in self._workers:
             if worker is not None and self._watch.interrupt(worker):
                 return
 
-    def count(self, kind: str) -> None:
+    def count(self, kind):
         """Count what went wrong, and what this client was doing."""
         claims = [self._watch.now_doing.get(worker) for worker in self._workers if worker]
         phases = {claim.phase for claim in claims if claim is not None}
@@ -98,45 +94,45 @@ class Client:
             self._watch.counts[f"{kind} | {phase}"] += 1
 
     @property
-    def is_done(self) -> bool:
+    def is_done(self):
         """Whether it does nothing, and will do nothing."""
         return not any(self._works) and all(one is None for one in self._workers)
 
-    def doing(self) -> str:
+    def doing(self):
         """What it does, for people."""
         claims = [self._watch.now_doing.get(worker) for worker in self._workers if worker]
         return ", ".join(f"{one.phase} {one.name!r}" for one in claims if one) or "nothing"
 
     # --- what it does ---------------------------------------------------------------------------
 
-    def give(self, work: Work) -> None:
+    def give(self, work):
         """Do some work as soon as its thread is idle."""
         self._give(work.thread, lambda: self._lock(work))
 
-    def take_up(self, baton: str, work: Work) -> None:
+    def take_up(self, baton, work):
         """Take up a lease that was handed over."""
         self._give(work.thread, lambda: self._lock(work, baton))
 
-    def operate(self, step: Fault) -> None:
+    def operate(self, step):
         """Be the operator."""
         self._give(0, lambda: self._operate(step))
 
-    def _give(self, thread: int, job: Callable[[], None]) -> None:
+    def _give(self, thread, job):
         self._works[thread].append(job)
         if self._workers[thread] is None and not self.process.is_dead:
             self._work(thread)
 
-    def _work(self, thread: int) -> None:
+    def _work(self, thread):
         works = self._works[thread]
 
-        def run() -> None:
+        def run():
             while works:
                 works.popleft()()
             self._workers[thread] = None
 
         self._workers[thread] = self.process.begin(run)
 
-    def _operate(self, step: Fault) -> None:
+    def _operate(self, step):
         alias = self.process.alias
         try:
             match step.kind:
@@ -152,7 +148,7 @@ class Client:
         except (LockTimeout, LockUnavailable) as error:
             self._watch.counts[f"operator: {type(error).__name__}"] += 1
 
-    def _lock(self, work: Work, baton: str = "") -> None:
+    def _lock(self, work, baton=""):
         """Want a lock, and do something under it."""
         options = Options(
             ttl=work.ttl,
@@ -164,7 +160,7 @@ class Client:
             using=self.process.alias,
             limit=work.limit if self._world.plan.setup.limits[work.name] > 1 else None,
         )
-        lock: Lock = Lock(work.name, options)
+        lock = Lock(work.name, options)
         if baton:
             taken = Baton.read(baton)._replace(alias=self.process.alias)
             lock = TakingUp(taken, options._replace(wait=0.0))
@@ -174,10 +170,10 @@ class Client:
         if isinstance(lease := self._ask(lock, claim), Lease):
             self._hold(lock, lease, claim)
 
-    def _ask(self, lock: Lock, claim: Claim) -> object:
+    def _ask(self, lock, claim):
         """Ask for it. Returns the lease, or anything else."""
         watch, process, work = self._watch, self.process, claim.work
-        outcome: object = None
+        outcome = None
         with Stopwatch(process) as watched, watch.doing(claim):
             try:
                 outcome = lock.attempt()
@@ -202,7 +198,7 @@ class Client:
             watch.ended(claim)
         return outcome
 
-    def _hold(self, lock: Lock, lease: Lease, claim: Claim) -> None:
+    def _hold(self, lock, lease, claim):
         watch, work = self._watch, claim.work
         watch.has(claim, lease)
         self._sleep(work.body)
@@ -222,7 +218,7 @@ class Client:
         watch.check_duration("a release", watched.seconds, most, claim)
         watch.ended(claim)
 
-    def _let_go(self, lock: Lock, lease: Lease, claim: Claim) -> str:
+    def _let_go(self, lock, lease, claim):
         """End it as planned. Returns what came of that."""
         end = claim.work.end
         if end == "never releases":
@@ -251,7 +247,7 @@ class Client:
             outcome = "release interrupted"
         return outcome
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds):
         this_thread().sleep(self.process.now + seconds)
 
 
@@ -260,12 +256,12 @@ class Stopwatch:
 
     seconds = 0.0
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process):
         self._process = process
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._began = self._process.running()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.seconds = self._process.running() - self._began

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
 from django_redislock import holds, lease
@@ -19,12 +19,11 @@ from tests.simulation.process import SimulatedBackend
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from django_redislock.rules.scripts import Script
-    from django_redislock.rules.steps import Flow
-    from tests.simulation.plan import Bounds, Plan
+    from tests.simulation.plan import Bounds
 
 # Short and stormy, with few names: what breaks, breaks soon.
 STORM = EVERYTHING._replace(
@@ -33,7 +32,7 @@ STORM = EVERYTHING._replace(
 
 
 @contextmanager
-def nothing() -> Iterator[None]:
+def nothing():
     yield
 
 
@@ -47,11 +46,11 @@ class Control(NamedTuple):
     seeds: tuple[int, ...] = (1,)  # Of which one finds it; those of the ordinary tests.
 
     @property
-    def is_variant(self) -> bool:
+    def is_variant(self):
         """Whether the code is another, not only the world."""
         return bool(self.instead) or self.patched is not nothing
 
-    def world(self, plan: Plan, **options: Any) -> World:
+    def world(self, plan, **options):
         """A world of a plan, with this variant's scripts."""
         return World(plan, instead=self.instead, **options)
 
@@ -59,7 +58,7 @@ class Control(NamedTuple):
 SHIPPED = Control("", bounds=EVERYTHING)
 
 
-def storm(*kinds: str, **bounds: Any) -> Bounds:
+def storm(*kinds, **bounds):
     """A storm of these faults."""
     return STORM._replace(kinds=kinds, swarm=False, **bounds)
 
@@ -68,12 +67,10 @@ def storm(*kinds: str, **bounds: Any) -> Bounds:
 
 
 @contextmanager
-def acquiring_by(naively: Callable[..., Flow[Any]]) -> Iterator[None]:
+def acquiring_by(naively):
     """Have handles acquire by another flow, from its first step on."""
 
-    def acquire(
-        request: Any, now: float, take_over: Callable[..., object], lookout: object
-    ) -> Flow[Any]:
+    def acquire(request, now, take_over, lookout):
         outcome = yield from naively(request, now)
         if isinstance(outcome, Granted):
             take_over(request, outcome)
@@ -88,8 +85,8 @@ def acquiring_by(naively: Callable[..., Flow[Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def handing_over_without_undo() -> Iterator[None]:
-    def take_back(over: object) -> Flow[None]:
+def handing_over_without_undo():
+    def take_back(over):
         yield from ()
 
     variant = SimpleNamespace(**{**vars(flows), "take_back": take_back})
@@ -98,8 +95,8 @@ def handing_over_without_undo() -> Iterator[None]:
 
 
 @contextmanager
-def ending_its_own_permit_alone() -> Iterator[None]:
-    def clear_up(self: Any, hold: holds.Hold, reason: object) -> Flow[None]:
+def ending_its_own_permit_alone():
+    def clear_up(self, hold, reason):
         assert hold.lease is not None
         state, timeout = hold.lease.state, hold.terms.operation_timeout
         yield from flows.undo(self.name, state.token, timeout, state.permit)
@@ -109,7 +106,7 @@ def ending_its_own_permit_alone() -> Iterator[None]:
 
 
 @contextmanager
-def without_drift() -> Iterator[None]:
+def without_drift():
     with (
         patch.object(lease_state, "drift", lambda seconds: 0.0),
         patch.object(flows, "drift", lambda seconds: 0.0),
@@ -118,8 +115,8 @@ def without_drift() -> Iterator[None]:
 
 
 @contextmanager
-def counting_from_the_reply() -> Iterator[None]:
-    def granted_by(value: Any, sent: float, now: float, certain: float) -> Any:
+def counting_from_the_reply():
+    def granted_by(value, sent, now, certain):
         return lease_state.granted_by(value, now, now, certain)
 
     with (
@@ -130,30 +127,30 @@ def counting_from_the_reply() -> Iterator[None]:
 
 
 @contextmanager
-def renewals_counting_from_the_reply() -> Iterator[None]:
+def renewals_counting_from_the_reply():
     answered = lease_state.LeaseState.answered
 
-    def late(self: Any, renewal: Any, answer: Any, now: float) -> None:
+    def late(self, renewal, answer, now):
         answered(self, renewal, answer._replace(sent=now), now)
 
     with patch.object(lease_state.LeaseState, "answered", late):
         yield
 
 
-def never_looking() -> AbstractContextManager[object]:
+def never_looking():
     return patch.object(flows, "listens_until", lambda now, left, give_up: give_up)
 
 
-def losing_silently() -> AbstractContextManager[object]:
+def losing_silently():
     return patch.object(flows, "lost_because", lambda word: None)
 
 
 # --- all of them ---------------------------------------------------------------------------------
 
 # Leases that end by themselves, under bodies that last longer.
-UNRENEWED: dict[str, Any] = {"renews": (0.0,), "loads": (6.0,)}
+UNRENEWED = {"renews": (0.0,), "loads": (6.0,)}
 # Many want one lock at once.
-CROWDED: dict[str, Any] = {"limits": (1,), "loads": (4.0,), "clients": (2, 3)}
+CROWDED = {"limits": (1,), "loads": (4.0,), "clients": (2, 3)}
 NEW_FENCE = "local function new_fence(us, of_lease)"
 CONTROLS = {
     "a deadline has no room for the drift of clocks": Control(

@@ -16,8 +16,6 @@ from tests.simulation.timeline import Killed, this_thread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.simulation.process import Process
-    from tests.simulation.server import Server
 
 SOONEST = 0.0002  # Seconds that a message takes at least.
 REFUSED_AFTER = 0.001  # Seconds until a server that is down has refused a connection.
@@ -45,7 +43,7 @@ class Message:
 class Line:
     """One connection of a process."""
 
-    def __init__(self, process: Process, network: Network, channel: str) -> None:
+    def __init__(self, process, network, channel):
         self.process = process
         self.channel = channel
         self.is_open = True  # To the process.
@@ -53,13 +51,13 @@ class Line:
         self.is_rung = False
         self.up = self.down = 0.0  # When the last message to the server, and from it, arrives.
         self._network = network
-        self._arrived: deque[Message] = deque()
-        self._rings: deque[bytes] = deque()
-        self._reader: Any = None
+        self._arrived = deque()
+        self._rings = deque()
+        self._reader = None
 
     # --- for the process ------------------------------------------------------------------------
 
-    def ask(self, steps: Sequence[Call | Tell], within: float, *, rung: bool = False) -> list[Any]:
+    def ask(self, steps, within, *, rung=False):
         """Send scripts, and wait for the answers, by the clock of the process.
 
         Raises:
@@ -83,14 +81,14 @@ class Line:
             self.close()
             raise
 
-    def tell(self, step: Tell) -> None:
+    def tell(self, step):
         """Send a script whose answer nobody awaits."""
         if not self.is_open:
             now = self.process.clock()
             raise Unanswered("the line was cut", now, now)
         self._network.send(self, Message([step], is_awaited=False))
 
-    def next_ring(self, lease_id: str, seconds: float) -> bytes | None:
+    def next_ring(self, lease_id, seconds):
         """The next ring for a lease; None if there is none within these seconds.
 
         Raises:
@@ -112,13 +110,13 @@ class Line:
             self.close()
             raise
 
-    def close(self) -> None:
+    def close(self):
         """Use it no more."""
         if self.is_open:
             self.is_open = False
             self._network.hang_up(self)
 
-    def _sleep(self, until: float) -> None:
+    def _sleep(self, until):
         self._reader = this_thread()
         try:
             self._reader.sleep(until)
@@ -127,24 +125,24 @@ class Line:
 
     # --- for the network ------------------------------------------------------------------------
 
-    def arrived(self, message: Message) -> None:
+    def arrived(self, message):
         """An answer is there to read."""
         if self.is_open:
             self._arrived.append(message)
             self._wake()
 
-    def rung(self, words: bytes) -> None:
+    def rung(self, words):
         """A ring is there to read."""
         if self.is_open:
             self._rings.append(words)
             self._wake()
 
-    def was_cut(self) -> None:
+    def was_cut(self):
         """The other end is gone."""
         self.is_open = False
         self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self):
         if self._reader is not None:
             self._reader.wake()
 
@@ -152,12 +150,12 @@ class Line:
 class Network:
     """Carries messages, and does to them what was planned."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server):
         self._server = server
         self._timeline = server.timeline
         self.watch = server.watch
 
-    def connect(self, process: Process, channel: str, within: float) -> Line:
+    def connect(self, process, channel, within):
         """A new connection.
 
         Raises:
@@ -177,7 +175,7 @@ class Network:
         self._server.lines[channel] = line
         return line
 
-    def send(self, line: Line, message: Message) -> None:
+    def send(self, line, message):
         """Send a message on its way to the server."""
         process = line.process
         if process.is_dead:  # What its code does on its way out is never done.
@@ -213,7 +211,7 @@ class Network:
             self.watch.doubled(message)
             self._timeline.at(line.up + seconds, self._server.receive, line, message, None)
 
-    def answer(self, line: Line, message: Message, trouble: Trouble | None) -> None:
+    def answer(self, line, message, trouble):
         """Send the answers back."""
         kind, seconds = trouble or Trouble("")
         if kind == "cut after":
@@ -221,18 +219,18 @@ class Network:
         elif kind != "unanswered" and message.is_awaited:
             self._back(line, line.arrived, message, seconds if kind == "answered late" else 0.0)
 
-    def ring(self, line: Line, words: bytes) -> None:
+    def ring(self, line, words):
         """Ring a process."""
         if not line.process.misses_ring():
             self._back(line, line.rung, words)
 
-    def hang_up(self, line: Line) -> None:
+    def hang_up(self, line):
         """Tell the server that a line is closed, as soon as it can be told."""
         process = line.process
         delay = KEEPALIVE if process.is_cut_off or process.is_unplugged else process.latency()
         self._timeline.at(max(line.up, self._timeline.now + delay), self._server.forget, line)
 
-    def _back(self, line: Line, arrive: Any, what: Any, more: float = 0.0) -> None:
+    def _back(self, line, arrive, what, more=0.0):
         process = line.process
         if process.is_cut_off:
             if not process.retransmits:
@@ -241,12 +239,12 @@ class Network:
         line.down = max(line.down, self._timeline.now + process.latency() + more)
         self._timeline.at(line.down, arrive, what)
 
-    def _cut(self, line: Line) -> None:
+    def _cut(self, line):
         """Both ends lose the connection."""
         self._server.forget(line)
         line.was_cut()
 
-    def _reset(self, line: Line) -> None:
+    def _reset(self, line):
         """The server says that it does not know this connection, if it can be reached."""
         if not line.process.is_cut_off:
             self._timeline.at(self._timeline.now + REFUSED_AFTER, line.was_cut)

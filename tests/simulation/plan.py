@@ -37,7 +37,7 @@ class Work(NamedTuple):
     max_hold: float | None = None
     inner: str = ""  # A lock that is wanted in the body too.
 
-    def __str__(self) -> str:
+    def __str__(self):
         what = f"one of {self.limit} permits of " if self.limit > 1 else ""
         waits = "does not wait" if not self.wait else f"waits {self.wait:.3g} s"
         return f"client {self.client} wants {what}{self.name!r} for {self.body:.3g} s and {waits}"
@@ -53,7 +53,7 @@ class Fault(NamedTuple):
     name: str = ""
     back: float = 0.0  # Seconds until a client or a server is back.
 
-    def __str__(self) -> str:
+    def __str__(self):
         return WORDS[self.kind].format(self)
 
 
@@ -125,7 +125,7 @@ class Bounds(NamedTuple):
 EVERYTHING = Bounds()
 
 
-def plan_of(seed: int, bounds: Bounds = EVERYTHING) -> Plan:
+def plan_of(seed, bounds=EVERYTHING):
     """The plan that a seed decides."""
     chance = Random(f"plan {seed}")
     clients = chance.randint(*bounds.clients)
@@ -145,12 +145,12 @@ def plan_of(seed: int, bounds: Bounds = EVERYTHING) -> Plan:
         seconds_per_message=chance.choice([0.0005, 0.002, 0.01]),
     )
     works = list(_works(chance, setup, bounds))
-    steps: list[Step] = [*works, *_faults(chance, setup, bounds, works)]
+    steps = [*works, *_faults(chance, setup, bounds, works)]
     return Plan(setup, tuple(sorted(steps, key=lambda step: step.when)))
 
 
-def _works(chance: Random, setup: Setup, bounds: Bounds) -> list[Work]:
-    works: list[Work] = []
+def _works(chance, setup, bounds):
+    works = []
     names, clients = list(setup.limits), len(setup.rates) - 1
     threads = clients * setup.threads
     load = chance.choice(bounds.loads)
@@ -187,16 +187,16 @@ def _works(chance: Random, setup: Setup, bounds: Bounds) -> list[Work]:
     return works
 
 
-def _wait(chance: Random, ttl: float) -> float:
+def _wait(chance, ttl):
     return chance.choice([0.0, chance.expovariate(1 / ttl), 4 * ttl, math.inf])
 
 
-def _faults(chance: Random, setup: Setup, bounds: Bounds, works: list[Work]) -> list[Fault]:
+def _faults(chance, setup, bounds, works):
     # In a swarm, what one kind would hide is seen where that is missing.
     kinds = [kind for kind in bounds.kinds if not bounds.swarm or chance.random() < 0.5]
     kinds = kinds or list(bounds.kinds)
     every = chance.choice(bounds.every)
-    faults: list[Fault] = []
+    faults = []
     when = chance.expovariate(1 / every)
     while when < setup.seconds:
         kind = chance.choice(kinds)
@@ -212,7 +212,7 @@ def _faults(chance: Random, setup: Setup, bounds: Bounds, works: list[Work]) -> 
     return faults
 
 
-def _fault(chance: Random, setup: Setup, when: float, kind: str) -> Fault:
+def _fault(chance, setup, when, kind):
     client = chance.randrange(1, len(setup.rates)) if kind in OF_CLIENTS else 0
     name = chance.choice(list(setup.limits))
     ttl = setup.ttls[name]

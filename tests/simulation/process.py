@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
@@ -19,12 +19,7 @@ from tests.simulation.server import PREFIX
 from tests.simulation.timeline import Thread, this_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from django_redislock.rules.forms import Form
-    from django_redislock.rules.steps import Elsewhere, Listen, Outcome, Pause
-    from tests.simulation.network import Line, Message, Network, Trouble
-    from tests.simulation.timeline import Timeline
+    pass
 
 CALM_AFTER = 9.0  # Seconds after a fault in which the calls that it met are over.
 TICK = 1e-6  # Seconds: the shortest wait.
@@ -45,16 +40,7 @@ class Process:
         troubles: What befalls its next messages.
     """
 
-    def __init__(
-        self,
-        number: int,
-        life: int,
-        timeline: Timeline,
-        network: Network,
-        rate: float,
-        seed: str,
-        seconds_per_message: float,
-    ) -> None:
+    def __init__(self, number, life, timeline, network, rate, seed, seconds_per_message):
         self.number = number
         self.alias = f"{number}.{life}"
         self.rate = rate
@@ -64,32 +50,32 @@ class Process:
         self.retransmits = False
         self.slowness = 1.0
         self.disturbed_at = -CALM_AFTER
-        self.troubles: deque[Trouble] = deque()
-        self.threads: list[Thread] = []
+        self.troubles = deque()
+        self.threads = []
         self.rings_to_miss = 0
         self.lines_opened = 0
-        self._idle: list[Line] = []
+        self._idle = []
         self._network = network
         self._timeline = timeline
         self._random = Random(f"{seed}/{self.alias}")
         self._seconds_per_message = seconds_per_message
         self._began = self._random.uniform(0, 1e6)  # Each clock shows another time.
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"client {self.number}" if self.number else "the operator"
 
     # --- time -----------------------------------------------------------------------------------
 
     @property
-    def now(self) -> float:
+    def now(self):
         """The true time."""
         return self._timeline.now
 
-    def clock(self) -> float:
+    def clock(self):
         """The time by its own clock."""
         return self._began + self.rate * self._timeline.now
 
-    def after(self, seconds: float) -> float:
+    def after(self, seconds):
         """The true time at which its clock has counted so many seconds more.
 
         A wait takes a microsecond or more. Else one that rounding makes out of nothing would end at
@@ -97,20 +83,20 @@ class Process:
         """
         return self.now + (max(seconds, TICK) if seconds > 0 else seconds) / self.rate
 
-    def running(self) -> float:
+    def running(self):
         """The time by its own clock, less that in which it stood still."""
         return self.clock() - self.rate * (self._paused_for - self._still_to_pause())
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds):
         """Let it stand still from now on."""
         self._paused_for += max(seconds - self._still_to_pause(), 0)
         self.paused_until = max(self.paused_until, self.now + seconds)
 
-    def _still_to_pause(self) -> float:
+    def _still_to_pause(self):
         return max(self.paused_until - self.now, 0)
 
     @property
-    def is_well(self) -> bool:
+    def is_well(self):
         """Whether nothing is wrong with it, and has not been for a while."""
         return (
             not self.is_dead
@@ -119,23 +105,23 @@ class Process:
             and self.now >= self.paused_until
         )
 
-    def begin(self, code: Callable[[], object]) -> Thread:
+    def begin(self, code):
         """Start a thread."""
         thread = Thread(self._timeline, self, code)
         self.threads = [*(one for one in self.threads if not one.dead), thread]
         thread.begin()
         return thread
 
-    def disturb(self) -> None:
+    def disturb(self):
         """Note that something goes wrong for it."""
         self.disturbed_at = max(self.disturbed_at, self.now)
 
-    def at_full_speed(self) -> None:
+    def at_full_speed(self):
         """Its network is as fast as before."""
         self.slowness = 1.0
         self.disturb()
 
-    def kill(self) -> None:
+    def kill(self):
         """End it. Its connections are closed, unless nobody hears of it."""
         self.is_dead = True
         for thread in self.threads:
@@ -147,25 +133,25 @@ class Process:
     # --- its network ----------------------------------------------------------------------------
 
     @property
-    def is_cut_off(self) -> bool:
+    def is_cut_off(self):
         return self.cut_off_until > self.now
 
-    def latency(self) -> float:
+    def latency(self):
         """Seconds that the next message takes: most are fast, and a few are slow."""
         usual = self._seconds_per_message * self.slowness
         return 0.0001 + usual * (0.5 + float(self._random.random()) ** 6 * 10)
 
-    def next_trouble(self, message: Message) -> Trouble | None:
+    def next_trouble(self, message):
         """What befalls a message that is sent now."""
         return self.troubles.popleft() if self.troubles else None
 
-    def misses_ring(self) -> bool:
+    def misses_ring(self):
         """Whether a ring that is sent now gets lost."""
         misses = self.rings_to_miss > 0
         self.rings_to_miss -= misses
         return misses
 
-    def idle_line(self) -> Line | None:
+    def idle_line(self):
         """A line that is open, and that nobody uses."""
         while self._idle:  # Any of them: the last one used may be another thread's by now.
             line = self._idle.pop(self._random.randrange(len(self._idle)))
@@ -173,7 +159,7 @@ class Process:
                 return line
         return None
 
-    def line(self, within: float) -> Line:
+    def line(self, within):
         """The same, or else a new one."""
         line = self.idle_line()
         if line is None:
@@ -182,7 +168,7 @@ class Process:
             line = self._network.connect(self, name, within)
         return line
 
-    def give(self, line: Line) -> None:
+    def give(self, line):
         """Let others use a line."""
         if line.is_open and len(self._idle) < MOST_IDLE:
             self._idle.append(line)
@@ -193,30 +179,30 @@ class Process:
 class SimulatedBackend(Backend):
     """The locks of one process, on the simulated server."""
 
-    def __init__(self, place: Process) -> None:
+    def __init__(self, place):
         self.place = place
         self.clock = place.clock
         conf = Conf(alias=place.alias, key_prefix=PREFIX, release_before_commit="ignore")
         super().__init__(conf)
 
-    def _start(self) -> None:
+    def _start(self):
         super()._start()
         self.process = self.place.alias  # Not by chance.
         self.watchdog = SimulatedWatchdog(self, Renewer(self.place))
 
-    def session(self, form: Form | None = None) -> Session:
+    def session(self, form=None):
         return Session(self.place, form.connection if form is not None else None)
 
-    def async_session(self, form: Form | None = None) -> Any:
+    def async_session(self, form=None):
         raise NotImplementedError("Simulated processes have no event loops.")
 
-    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+    def call_many(self, calls):
         session = Session(self.place)
-        outcomes: list[Outcome] = session.call_all(calls)
+        outcomes = session.call_all(calls)
         session.close()
         return outcomes
 
-    def begin(self, form: Form) -> None:
+    def begin(self, form):
         """Do a first step without a flow, as backends/redis/calling.py does: FirstSteps.begin()."""
         line = self.place.idle_line() if form.is_plain else None
         if line is None:
@@ -233,7 +219,7 @@ class SimulatedBackend(Backend):
             return
         self.place.give(line)
 
-    def _call_of(self, form: Form) -> Call | Tell:
+    def _call_of(self, form):
         if isinstance(form, FirstTry):
             flow = flows.acquire(form.request(), form.sent)
             call = next(flow)
@@ -242,7 +228,7 @@ class SimulatedBackend(Backend):
             return call
         return Tell(scripts.RELEASE, form.name, (form.token,), form.permit)
 
-    def _was_rung(self, form: Form, line: Line) -> bool:
+    def _was_rung(self, form, line):
         if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
             return False
         granted = form.heard(line.next_ring(form.id, seconds), self.clock())
@@ -259,52 +245,50 @@ class SimulatedBackend(Backend):
 class Session(drivers.Blocking):
     """What one flow asks for, done on one line from its first step to its last."""
 
-    def __init__(self, place: Process, line: Line | None = None) -> None:
+    def __init__(self, place, line=None):
         self._place = place
         self._line = line
 
-    def call(self, step: Call) -> Answer:
+    def call(self, step):
         sent, (value,) = self._ask([step], step.within, rung=bool(step.listening))
         return Answer(value, sent, self._place.clock())
 
-    def elsewhere(self, step: Elsewhere) -> Any:
+    def elsewhere(self, step):
         """Perform another flow here: each process knows itself by an alias, and all are in one."""
         return drivers.run(step.flow, Session(self._place))
 
-    def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+    def call_all(self, calls):
         try:
             sent, values = self._ask(calls, calls[0].within)
         except Unanswered as trouble:
             return [trouble for _ in calls]
         return [Answer(value, sent, self._place.clock()) for value in values]
 
-    def tell(self, step: Tell) -> None:
+    def tell(self, step):
         self._open(flows.CONFIRM_WITHIN / 2).tell(step)
 
-    def listen(self, step: Listen) -> Bell:
+    def listen(self, step):
         if self._line is None:
             now = self._place.clock()
             raise Unanswered("the line was cut", now, now)
         ring = self._line.next_ring(step.id, step.seconds)
         return Bell(ring.decode().split() if ring else [], self._place.clock())
 
-    def pause(self, step: Pause) -> float:
+    def pause(self, step):
         self.close()
         this_thread().sleep(self._place.after(step.seconds))
         return self._place.clock()
 
-    def close(self) -> None:
+    def close(self):
         if (line := self.keep()) is not None:
             self._place.give(line)
 
-    def keep(self) -> Line | None:
+    def keep(self):
         """Leave the line, if it has one, to whoever calls this."""
         line, self._line = self._line, None
         return line
 
-    def _ask(
-        self, steps: Sequence[Call], within: float, *, rung: bool = False
-    ) -> tuple[float, list[Any]]:
+    def _ask(self, steps, within, *, rung=False):
         began = self._place.clock()
         line = self._open(within)
         sent = self._place.clock()
@@ -312,7 +296,7 @@ class Session(drivers.Blocking):
             raise NotDone(TOO_LATE, began, sent)
         return sent, line.ask(steps, within - (sent - began), rung=rung)
 
-    def _open(self, within: float) -> Line:
+    def _open(self, within):
         if self._line is None or not self._line.is_open:
             self._line = None
             self._line = self._place.line(within)
@@ -322,41 +306,41 @@ class Session(drivers.Blocking):
 class Renewer:
     """The line on which a watchdog renews."""
 
-    def __init__(self, place: Process) -> None:
+    def __init__(self, place):
         self._place = place
-        self._line: Line | None = None
+        self._line = None
 
-    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
+    def renew_many(self, calls):
         session = Session(self._place, self._line)
         self._line = None
         outcomes = session.call_all(calls)
         self._line = session.keep()
         return outcomes
 
-    def prepare_watchdog(self) -> None:
+    def prepare_watchdog(self):
         """See watchdog.Renewer: here a line takes no time to open."""
 
-    def close_watchdog(self) -> None:
+    def close_watchdog(self):
         pass
 
 
 class SimulatedWatchdog(Watchdog):
     """The watchdog that ships, in a simulated thread."""
 
-    def __init__(self, backend: SimulatedBackend, renewer: Renewer) -> None:
+    def __init__(self, backend, renewer):
         super().__init__(backend, renewer)
         self._place = backend.place
-        self._sleeper: Thread | None = None
+        self._sleeper = None
 
-    def _start_thread(self, name: str) -> None:
-        self._thread = self._place.begin(self._run)  # type: ignore[assignment] # it is one to us
+    def _start_thread(self, name):
+        self._thread = self._place.begin(self._run)
 
-    def _wake(self, name: str) -> None:
+    def _wake(self, name):
         super()._wake(name)
         if self._sleeper is not None:
             self._sleeper.wake()
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds):
         if self._bell.empty():
             self._sleeper = this_thread()
             try:

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from greenlet import getcurrent
 
@@ -27,15 +27,13 @@ from tests.simulation.process import CALM_AFTER
 from tests.simulation.timeline import this_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from django_redislock.rules.steps import Tell
-    from tests.rules.model.server import Kept, Lease
-    from tests.simulation.network import Message, Trouble
+    from tests.rules.model.server import Kept
     from tests.simulation.plan import Setup, Work
     from tests.simulation.process import Process
     from tests.simulation.server import Server
-    from tests.simulation.timeline import Thread, Timeline
+    from tests.simulation.timeline import Timeline
 
 ROUNDED = 0.002  # Seconds: the server counts in milliseconds.
 TRAVEL = 0.5  # Seconds that a few messages take at most, if nothing is slow.
@@ -72,10 +70,10 @@ class Claim:
     interrupted_at: float | None = None  # By the clock of its process, less its pauses.
 
     @property
-    def name(self) -> str:
+    def name(self):
         return self.work.name
 
-    def interrupt(self) -> bool:
+    def interrupt(self):
         """Note an interrupt; False if there was one before."""
         if self.interrupted_at is not None:
             return False
@@ -85,7 +83,7 @@ class Claim:
         return True
 
     @property
-    def since_interrupt(self) -> float:
+    def since_interrupt(self):
         """Seconds."""
         assert self.interrupted_at is not None
         return self.process.running() - self.interrupted_at
@@ -114,31 +112,31 @@ class Watch:
     longest: dict[str, float] = field(default_factory=dict)
     tell: Callable[[str], object] | None = None  # Is told the story.
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.server: Server
-        self.locks: dict[str, Lock] = {}
-        self.claims: dict[str, Claim] = {}
-        self.held: list[Claim] = []
-        self.over: list[Claim] = []
-        self.now_doing: dict[Thread, Claim] = {}
+        self.locks = {}
+        self.claims = {}
+        self.held = []
+        self.over = []
+        self.now_doing = {}
         self.calm_after = 0.0  # The server was disturbed until then.
-        self.touched: set[str] = set()  # Locks about which something may have changed.
+        self.touched = set()  # Locks about which something may have changed.
         self._before: Kept
 
-    def begin(self, server: Server) -> None:
+    def begin(self, server):
         """There is a server now."""
         self.server = server
         for name, limit in self.setup.limits.items():
             self.locks[name] = Lock(limit, self.setup.ttls[name], server.look(name))
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         """Go on with the story."""
         if self.tell is not None:
             self.tell(f"{self.timeline.now:9.3f} s  {text}")
 
     # --- commands -------------------------------------------------------------------------------
 
-    def sent(self, process: Process, message: Message, trouble: Trouble | None) -> tuple[str, ...]:
+    def sent(self, process, message, trouble):
         """A message is on its way. Returns whose it is."""
         if trouble is not None:
             process.disturb()
@@ -161,55 +159,55 @@ class Watch:
                 self.say(f"{process} sends {_named(step)}{befalls}")
         return tuple(tokens)
 
-    def _claim_of(self, step: Call | Tell) -> Claim | None:
+    def _claim_of(self, step):
         """Whose command it is, if it is that of an acquire or of its lease."""
         token = step.args[0] if step.args else ""
         if not isinstance(token, str):
             return None
         claim = self.claims.get(token)
         if claim is None and step.script in ASKS:
-            claim = self.now_doing.get(getcurrent())  # type: ignore[call-overload]
+            claim = self.now_doing.get(getcurrent())
             if claim is not None:
                 claim.token, claim.id = token, str(step.args[1])
                 self.claims[token] = claim
         return claim
 
-    def lost(self, message: Message) -> None:
+    def lost(self, message):
         """A message never arrives."""
         for claim in self._of(message):
             claim.under_way -= 1
             claim.end_was_troubled |= any(step.script in ENDS for step in message.steps)
 
-    def could_not_send(self) -> None:
+    def could_not_send(self):
         """There was no way to the server."""
         claim = self.now_doing.get(this_thread())
         if claim is not None:
             claim.end_was_troubled = True
 
-    def doubled(self, message: Message) -> None:
+    def doubled(self, message):
         """A message arrives once more."""
         for claim in self._of(message):
             claim.under_way += 1
             claim.is_doubled = True
 
-    def arrived(self, message: Message) -> None:
+    def arrived(self, message):
         """A message has arrived."""
         for claim in self._of(message):
             claim.under_way -= 1
 
-    def answered(self, message: Message) -> None:
+    def answered(self, message):
         """A process has an answer, and may rely on a lease for longer."""
         for claim in self._of(message):
             self.touch(claim.name)
 
-    def _of(self, message: Message) -> list[Claim]:
+    def _of(self, message):
         return [self.claims[token] for token in message.tokens]
 
-    def before(self, step: Call | Tell) -> None:
+    def before(self, step):
         """The server is about to run a script."""
         self._before = self._kept(step.name)
 
-    def after(self, step: Call | Tell, answer: Any) -> None:
+    def after(self, step, answer):
         """It has run it."""
         self.counts[f"ran {step.script.name}"] += 1
         name, ms, lock = step.name, self.server.ms, self.locks[step.name]
@@ -230,7 +228,7 @@ class Watch:
             if lease != was:
                 self._changed(lock, was, lease, step, ms)
 
-    def _note(self, claim: Claim, step: Call | Tell, answer: Any, after: Kept) -> None:
+    def _note(self, claim, step, answer, after):
         if step.script in ENDS:
             claim.has_ended = True
             if step.script is scripts.LEAVE:
@@ -245,7 +243,7 @@ class Watch:
         if step.script not in ENDS and any(belongs(one, claim.token) for one in after.leases):
             claim.is_excused = False  # It has the lock for its ttl from now on.
 
-    def _note_operators(self, step: Call | Tell, answer: Any, before: Kept, lock: Lock) -> None:
+    def _note_operators(self, step, answer, before, lock):
         script = step.script
         if script is scripts.FORCE_RELEASE and answer[0] == b"released":
             self.counts["released by force"] += 1
@@ -256,9 +254,7 @@ class Watch:
         elif script is scripts.UNHOLD:
             lock.held_until = 0
 
-    def _changed(
-        self, lock: Lock, was: Lease | None, now: Lease | None, step: Call | Tell, ms: int
-    ) -> None:
+    def _changed(self, lock, was, now, step, ms):
         """A command has changed a lease."""
         if was is not None and (now is None or now.token != was.token):
             claim = self.claims.get(was.token)
@@ -277,7 +273,7 @@ class Watch:
         if now.ends is not None:  # Look again when it is over.
             self.touch_at(self.server.true(now.ends + 1), step.name)
 
-    def _kept(self, name: str) -> Kept:
+    def _kept(self, name):
         """What the server has of a lock now."""
         kept, ms = self.locks[name].kept, self.server.ms
         if all(one is None or one.ends is None or one.ends >= ms for one in kept.leases):
@@ -287,7 +283,7 @@ class Watch:
 
     # --- what the server lost -------------------------------------------------------------------
 
-    def disturbed(self, *, forgets: bool = False) -> None:
+    def disturbed(self, *, forgets=False):
         """Something went wrong with the server; it may have forgotten what it had granted."""
         self.calm_after = self.timeline.now
         if not forgets:
@@ -313,7 +309,7 @@ class Watch:
     # --- calls ----------------------------------------------------------------------------------
 
     @contextmanager
-    def doing(self, claim: Claim) -> Iterator[None]:
+    def doing(self, claim):
         """For the block, this thread is in a call about it."""
         self.now_doing[this_thread()] = claim
         try:
@@ -321,12 +317,12 @@ class Watch:
         finally:
             self.now_doing.pop(this_thread(), None)
 
-    def interrupting(self) -> tuple[Callable[..., object], Thread, Claim | None]:
+    def interrupting(self):
         """What interrupts the call that this thread is in, unless that has ended by then."""
         thread = this_thread()
         return self.interrupt, thread, self.now_doing.get(thread)
 
-    def interrupt(self, thread: Thread, within: Claim | None = None) -> bool:
+    def interrupt(self, thread, within=None):
         """Interrupt the call that a thread waits in, if it does, and if it is *within* that one."""
         claim = self.now_doing.get(thread)
         if claim is None or (within is not None and claim is not within) or not thread.is_asleep:
@@ -337,40 +333,40 @@ class Watch:
             thread.interrupt(Interrupted())
         return interrupted
 
-    def has(self, claim: Claim, lease: HeldLease) -> None:
+    def has(self, claim, lease):
         """Its process has the lock."""
         claim.lease, claim.phase = lease, "holding"
         self.touch(claim.name)
         self.held.append(claim)
         self.say(f"{claim.process} has {claim.name!r}")
 
-    def lets_go(self, claim: Claim) -> None:
+    def lets_go(self, claim):
         """Its process is about to end it."""
         claim.phase = "releasing"
         self.held.remove(claim)
 
-    def ended(self, claim: Claim) -> None:
+    def ended(self, claim):
         """All of it is over, as far as its process knows."""
         claim.phase = "over"
         self.over.append(claim)
         self.touch(claim.name)
 
-    def killed(self, process: Process) -> None:
+    def killed(self, process):
         """A process is dead: nothing is held there."""
         self.held = [claim for claim in self.held if claim.process is not process]
 
-    def forget(self) -> None:
+    def forget(self):
         """It is over: no lease is dropped later, and says so in the log."""
         for claim in self.claims.values():
             if claim.lease is not None:
                 claim.lease.state.is_ended = True
 
-    def check_busy(self, claim: Claim, outcome: object) -> None:
+    def check_busy(self, claim, outcome):
         """Nobody is told that its own command keeps the lock from it."""
         if isinstance(outcome, Busy) and outcome.holding.id == claim.id:
             raise Violation(f"P4: {claim.process} is told that {claim.name!r} is busy with itself")
 
-    def check_duration(self, what: str, took: float, most: float, claim: Claim) -> None:
+    def check_duration(self, what, took, most, claim):
         """No call lasts longer than it may."""
         self.longest[what] = max(self.longest.get(what, -math.inf), took - most)
         if took > most + TRAVEL:
@@ -379,7 +375,7 @@ class Watch:
                 f" and may take {most:.3f} s"
             )
 
-    def check_trouble(self, what: str, claim: Claim) -> None:
+    def check_trouble(self, what, claim):
         """Nothing ends in trouble while there is none."""
         process, work = claim.process, claim.work
         disturbed = max(self.calm_after, process.disturbed_at)
@@ -391,7 +387,7 @@ class Watch:
         if what in {"lost: expired", "lost: unreachable"} and work.renew and not work.max_hold:
             raise Violation(f"R7: {process} has {what} {work.name!r}, though nothing fails")
 
-    def check_end_of_block(self, claim: Claim) -> None:
+    def check_end_of_block(self, claim):
         """Whoever left a block without an error had the lock until its release was sent."""
         gone, sent = claim.gone_at, claim.end_sent_at
         if gone is None or sent is None or claim.is_excused or claim.end_was_troubled:
@@ -404,15 +400,15 @@ class Watch:
 
     # --- every moment ---------------------------------------------------------------------------
 
-    def touch(self, name: str) -> None:
+    def touch(self, name):
         """Something may have changed about a lock: look at it after this event."""
         self.touched.add(name)
 
-    def touch_at(self, when: float, name: str) -> None:
+    def touch_at(self, when, name):
         """Look at a lock then."""
         self.timeline.at(when, self.touch, name)
 
-    def check(self) -> None:
+    def check(self):
         """Check what is true at this moment."""
         if not self.touched:
             return
@@ -425,7 +421,7 @@ class Watch:
             self._check_vacancy(name, self.locks[name])
         self.touched.clear()
 
-    def _check_held(self, claim: Claim) -> None:
+    def _check_held(self, claim):
         lease, process = claim.lease, claim.process
         assert lease is not None
         if claim.is_excused or not lease.state.is_held(process.clock()):
@@ -442,7 +438,7 @@ class Watch:
                 f"P1: {process} relies on {claim.name!r} for {left:.3f} s more, which is {whose}"
             )
 
-    def _may_leave_something(self, claim: Claim) -> bool:
+    def _may_leave_something(self, claim):
         """Whether it is not certain yet that nothing of it stays behind.
 
         Raises:
@@ -465,7 +461,7 @@ class Watch:
             )
         return False
 
-    def _check_vacancy(self, name: str, lock: Lock) -> None:
+    def _check_vacancy(self, name, lock):
         """Nobody waits long for a lock that nobody has."""
         if lock.limit > 1 or not self._is_vacant(name, lock):
             lock.vacant_since = None
@@ -482,7 +478,7 @@ class Watch:
                 f"P6: for {vacant:.3f} s nobody has {name!r}, and somebody waits for it"
             )
 
-    def _is_vacant(self, name: str, lock: Lock) -> bool:
+    def _is_vacant(self, name, lock):
         if self.timeline.now < self.calm_after + CALM_AFTER or not self.server.is_up:
             return False
         kept = self._kept(name)
@@ -510,13 +506,13 @@ class Watch:
             for token in kept.queue
         )
 
-    def _process_of(self, lease: Lease | None) -> str:
+    def _process_of(self, lease):
         claim = lease and self.claims.get(lease.token)
         return claim.process.alias if claim else ""
 
     # --- the story ------------------------------------------------------------------------------
 
-    def _say_what_changed(self, name: str, before: Kept, after: Kept, step: Call | Tell) -> None:
+    def _say_what_changed(self, name, before, after, step):
         what = []
         for number, (was, now) in enumerate(zip(before.leases, after.leases, strict=True), 1):
             which = repr(name) if len(after.leases) == 1 else f"permit {number} of {name!r}"
@@ -532,33 +528,33 @@ class Watch:
             what.append(f"{len(after.queue)} wait for {name!r}")
         self.say(f"the server runs {_named(step)}: {'; '.join(what) or 'nothing changes'}")
 
-    def _holder(self, lease: Lease) -> str:
+    def _holder(self, lease):
         if lease.is_hold:
             return "an operator"
         claim = self.claims.get(lease.token)
         return str(claim.process) if claim else "whoever has the baton"
 
 
-def most_seconds(work: Work) -> float:
+def most_seconds(work):
     """How long an acquire may last."""
     return work.wait + 2 * operation_timeout(work.ttl)
 
 
-def _befalls(trouble: Trouble) -> str:
+def _befalls(trouble):
     from tests.simulation.plan import TROUBLES
 
     return TROUBLES[trouble.kind]
 
 
-def _named(step: Call | Tell) -> str:
+def _named(step):
     mode = f" ({_mode(step)})" if step.script in ASKS else ""
     return f"{step.script.name}{mode} of {step.name!r}"
 
 
-def _mode(step: Call | Tell) -> str:
+def _mode(step):
     """How an acquire asks."""
-    return AcquireArgs(*step.args[:8]).mode  # type: ignore[arg-type]
+    return AcquireArgs(*step.args[:8]).mode
 
 
-def _is_busy(answer: Any) -> bool:
+def _is_busy(answer):
     return isinstance(answer, list) and answer[0] == b"busy"

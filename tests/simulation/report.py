@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from tests.simulation.plan import KINDS, OF_CLIENTS, TROUBLES
-
-if TYPE_CHECKING:
-    from tests.simulation.runs import Run
 
 PHASES = ("idle", "asking", "waiting", "holding", "releasing")
 OUTCOMES = ("acquired", "busy", "done", "unavailable", "a circle", "not taken up", "interrupted")
@@ -23,16 +19,16 @@ ON_SERVER = ("granted", "handed over", "confirmed", "released by force")
 class Report:
     """What some worlds came to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.worlds = 0
         self.hours = 0.0  # Virtual ones.
         self.steps = 0  # Of their plans.
         self.events = 0
         self.seconds = 0.0  # Of processor time.
-        self.counts: Counter[str] = Counter()
-        self.longest: dict[str, float] = {}
+        self.counts = Counter()
+        self.longest = {}
 
-    def add(self, run: Run) -> None:
+    def add(self, run):
         """Add a world that has come to its end."""
         self.worlds += 1
         self.hours += run.hours
@@ -43,12 +39,12 @@ class Report:
         for what, seconds in run.longest.items():
             self.longest[what] = max(seconds, self.longest.get(what, seconds))
 
-    def times(self, kind: str) -> int:
+    def times(self, kind):
         """How often something went wrong, or an operator acted."""
         return sum(self.counts[f"{kind} | {phase}"] for phase in PHASES)
 
     @property
-    def missing(self) -> list[str]:
+    def missing(self):
         """What never happened, and should have, for the simulation to prove anything."""
         wanted = [*OUTCOMES, *ENDS, *ON_SERVER]
         missing = [one for one in wanted if not self.counts[one]]
@@ -59,7 +55,7 @@ class Report:
             ]
         return missing
 
-    def told(self, processes: int) -> str:
+    def told(self, processes):
         """All of it, and how much so many processes simulate in a night of eight hours."""
         counts = self.counts
         runs = sum(times for what, times in counts.items() if what.startswith("ran "))
@@ -86,7 +82,7 @@ class Report:
         lines += [f"{kind}: {self._on_commands(kind)}" for kind in TROUBLES]
         return "\n".join([*lines, f"never happened: {', '.join(self.missing) or 'nothing'}"])
 
-    def _on_commands(self, kind: str) -> str:
+    def _on_commands(self, kind):
         """Which commands something has befallen."""
         befell = [
             (times, what.partition(" | ")[2])
@@ -95,5 +91,5 @@ class Report:
         ]
         return ", ".join(f"{times} {script}" for times, script in sorted(befell, reverse=True))
 
-    def _listed(self, names: tuple[str, ...]) -> str:
+    def _listed(self, names):
         return ", ".join(f"{self.counts[name]:,} {name}" for name in names)

@@ -26,7 +26,7 @@ class Run(NamedTuple):
     seconds: float  # Of processor time.
 
 
-def run(seed: int, control: str | None = None) -> Run:
+def run(seed, control=None):
     """Run the world of a seed, with the rule left out that *control* names."""
     variant = CONTROLS[control] if control else SHIPPED
     began = time.process_time()
@@ -45,7 +45,7 @@ def run(seed: int, control: str | None = None) -> Run:
     )
 
 
-def story(seed: int, control: str | None = None) -> str:
+def story(seed, control=None):
     """The fewest steps that break a promise in the world of a seed, and how to see it again."""
     variant = CONTROLS[control] if control else SHIPPED
     with variant.patched():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_redislock.backends.memory.backend import Interpreter, ReplyError
 from django_redislock.rules.keys import fence_key, index_key, lock_keys, ran_index_key
@@ -12,13 +12,7 @@ from tests.rules.model.promises import Violation
 from tests.rules.model.server import Kept, Lease, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from django_redislock.backends.memory.backend import Key
-    from django_redislock.rules.steps import Call, Tell
-    from tests.simulation.network import Line, Message, Network, Trouble
-    from tests.simulation.promises import Watch
-    from tests.simulation.timeline import Timeline
+    from tests.simulation.network import Network
 
 PREFIX = "simulated"
 EPOCH = 1_700_000_000  # What its clock shows at the beginning, in seconds.
@@ -41,22 +35,16 @@ class Server:
 
     network: Network
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        watch: Watch,
-        limits: Mapping[str, int],
-        instead: Mapping[Script, Script],
-    ) -> None:
+    def __init__(self, timeline, watch, limits, instead):
         self.timeline = timeline
         self.watch = watch
         self.is_up = True
-        self.lines: dict[str, Line] = {}  # By channel.
+        self.lines = {}  # By channel.
         self._limits = limits
         self._instead = instead
         self._interpreter = Interpreter()
         self._ahead = 0.0  # Seconds by which its clock was set.
-        self._replica: list[Key] | None = None  # What it has, if it hears no more.
+        self._replica = None  # What it has, if it hears no more.
         self._keys = {name: lock_keys(PREFIX, name) for name in limits}
         self._looked_at = {
             name: [*(keys.of_permit(one + 1).lock for one in range(limits[name])), keys.queue]
@@ -64,19 +52,19 @@ class Server:
         }
 
     @property
-    def us(self) -> int:
+    def us(self):
         """What its clock shows, in microseconds."""
         return int((EPOCH + self._ahead + self.timeline.now) * 1_000_000)
 
     @property
-    def ms(self) -> int:
+    def ms(self):
         return self.us // 1000
 
-    def true(self, ms: int) -> float:
+    def true(self, ms):
         """When its clock shows that time."""
         return ms / 1000 - EPOCH - self._ahead
 
-    def look(self, name: str) -> Kept:
+    def look(self, name):
         """What it keeps of a lock."""
         ms = self.ms
         (found, queue), _ = self._interpreter.run(LOOK, self.us, self._looked_at[name], ())
@@ -86,7 +74,7 @@ class Server:
         )
         return Kept((), leases, tuple(token.decode() for token in queue[::2]))
 
-    def every_key(self) -> list[Key]:
+    def every_key(self):
         """All that it keeps."""
         self._interpreter.perform("TIME", us=self.us)
         ms = self.ms
@@ -94,7 +82,7 @@ class Server:
 
     # --- connections ----------------------------------------------------------------------------
 
-    def receive(self, line: Line, message: Message, trouble: Trouble | None) -> None:
+    def receive(self, line, message, trouble):
         """A message arrives."""
         self.watch.arrived(message)
         if not self.is_up or not line.is_known:
@@ -107,13 +95,13 @@ class Server:
         message.answers = [self._run(step, channel) for step in message.steps]
         self.network.answer(line, message, trouble)
 
-    def forget(self, line: Line) -> None:
+    def forget(self, line):
         """A connection is gone."""
         line.is_known = False
         if self.lines.pop(line.channel, None) is not None:
             self._interpreter.stop_listening(line.channel.encode())
 
-    def _run(self, step: Call | Tell, channel: str) -> Any:
+    def _run(self, step, channel):
         script = self._instead.get(step.script, step.script)
         keys = script.given(self._keys[step.name].of_permit(step.permit))
         self.watch.before(step)
@@ -130,7 +118,7 @@ class Server:
 
     # --- accidents ------------------------------------------------------------------------------
 
-    def crash(self) -> None:
+    def crash(self):
         """Answer nobody, until recover()."""
         self.is_up = False
         for line in list(self.lines.values()):
@@ -138,32 +126,32 @@ class Server:
             if not line.process.is_cut_off:
                 self.timeline.at(self.timeline.now + line.process.latency(), line.was_cut)
 
-    def recover(self) -> None:
+    def recover(self):
         """Answer again."""
         self.is_up = True
 
-    def cut_off_replica(self) -> None:
+    def cut_off_replica(self):
         """From now on the replica hears of nothing."""
         if self._replica is None:
             self._replica = self.every_key()
 
-    def promote_replica(self) -> None:
+    def promote_replica(self):
         """The replica takes over, with what it has."""
         if self._replica is not None:
             kept, self._replica = self._replica, None
             self._write(kept)
 
-    def flush(self) -> None:
+    def flush(self):
         """Lose all data."""
         self._write([])
 
-    def set_clock(self, seconds: float) -> None:
+    def set_clock(self, seconds):
         """Set the clock, forward or back."""
         kept = self.every_key()
         self._ahead += seconds
         self._write(kept)
 
-    def _write(self, kept: list[Key]) -> None:
+    def _write(self, kept):
         ms = self.ms
         self._interpreter.clear()  # Its time too, which else never goes back.
         for key in kept:

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 from tests.rules.model.promises import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.simulation.plan import Plan, Step
-    from tests.simulation.world import World
+    pass
 
 LONGEST = 60.0  # Seconds of processor time.
 
@@ -23,16 +20,16 @@ LONGEST = 60.0  # Seconds of processor time.
 class Shrunk:
     """What is left of a plan, and how it goes."""
 
-    def __init__(self, plan: Plan, promise: str, story: list[str]) -> None:
+    def __init__(self, plan, promise, story):
         self.plan = plan
         self.promise = promise  # That is broken, in words.
         self.story = story
 
-    def __str__(self) -> str:
+    def __str__(self):
         return "\n".join([self.promise, "", *self.story])
 
 
-def broken(world: World) -> str:
+def broken(world):
     """Run a world to its end; returns which promise it breaks, in words, or ""."""
     try:
         world.run()
@@ -41,7 +38,7 @@ def broken(world: World) -> str:
     return ""
 
 
-def shrunk(plan: Plan, make: Callable[..., World], *, longest: float = LONGEST) -> Shrunk:
+def shrunk(plan, make, *, longest=LONGEST):
     """Leave out all steps that the violation does not need.
 
     Args:
@@ -56,7 +53,7 @@ def shrunk(plan: Plan, make: Callable[..., World], *, longest: float = LONGEST) 
     early = tuple(step for step in plan.steps if step.when <= over)
     plan = plan._replace(steps=early, setup=plan.setup._replace(seconds=over + 60.0))
 
-    def still_breaks(steps: Sequence[Step]) -> bool:
+    def still_breaks(steps):
         told = broken(make(plan._replace(steps=tuple(steps))))
         return told.partition(":")[0] == name
 
@@ -74,5 +71,5 @@ def shrunk(plan: Plan, make: Callable[..., World], *, longest: float = LONGEST) 
                 break
             parts = min(parts * 2, len(steps))
     plan = plan._replace(steps=tuple(steps))
-    story: list[str] = []
+    story = []
     return Shrunk(plan, broken(make(plan, tell=story.append)), story)

@@ -26,9 +26,9 @@ from tests.simulation.timeline import Timeline
 SEEDS = (1, 2, 4, 5)
 
 
-def digest_of_a_story(seed: int = 1) -> str:
+def digest_of_a_story(seed=1):
     """What stands for all that happens in a world."""
-    story: list[str] = []
+    story = []
     broken(SHIPPED.world(plan_of(seed), tell=story.append))
     assert len(story) > 1000
     return sha256("\n".join(story).encode()).hexdigest()
@@ -36,7 +36,7 @@ def digest_of_a_story(seed: int = 1) -> str:
 
 @pytest.mark.proves("P1", "P2", "P3", "P4", "P5", "P6", "P9", "R4", "R5", "R7", "R9")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_promise_is_broken_in_half_an_hour_of_locks(seed: int) -> None:
+def test_no_promise_is_broken_in_half_an_hour_of_locks(seed):
     world = run(seed)
     assert world.promise == "", f"make simulate SEED={seed}"
     report = Report()
@@ -49,7 +49,7 @@ def test_no_promise_is_broken_in_half_an_hour_of_locks(seed: int) -> None:
 
 
 @pytest.mark.parametrize("title", CONTROLS)
-def test_the_simulation_finds_what_breaks_when(title: str) -> None:
+def test_the_simulation_finds_what_breaks_when(title):
     control = CONTROLS[title]
     told = [run(seed, title).promise for seed in control.seeds]
     print(told)
@@ -59,7 +59,7 @@ def test_the_simulation_finds_what_breaks_when(title: str) -> None:
         assert not any(shipped)
 
 
-def test_a_broken_promise_is_told_by_the_fewest_steps() -> None:
+def test_a_broken_promise_is_told_by_the_fewest_steps():
     control = CONTROLS["each resend is taken for somebody else"]
     found = shrunk(plan_of(6, control.bounds), control.world)
     print(found)
@@ -69,7 +69,7 @@ def test_a_broken_promise_is_told_by_the_fewest_steps() -> None:
     assert any("which has its reply lost" in line for line in found.story)
 
 
-def test_the_time_of_a_pause_does_not_count_while_it_lasts_nor_after() -> None:
+def test_the_time_of_a_pause_does_not_count_while_it_lasts_nor_after():
     timeline = Timeline()
     process = Process(1, 1, timeline, Mock(Network), rate=1, seed="1", seconds_per_message=0)
     begun = process.running()
@@ -79,7 +79,7 @@ def test_the_time_of_a_pause_does_not_count_while_it_lasts_nor_after() -> None:
         assert process.running() - begun == pytest.approx(ran)
 
 
-def test_each_wait_takes_time_though_rounding_would_lose_it() -> None:
+def test_each_wait_takes_time_though_rounding_would_lose_it():
     timeline = Timeline()
     process = Process(1, 1, timeline, Mock(Network), rate=1.0095, seed="1", seconds_per_message=0)
     for hundredth in range(0, 180_000, 7):
@@ -91,7 +91,7 @@ def test_each_wait_takes_time_though_rounding_would_lose_it() -> None:
         assert process.after(0) == timeline.now
 
 
-def test_a_seed_tells_the_same_story_in_every_process() -> None:
+def test_a_seed_tells_the_same_story_in_every_process():
     code = (
         "import django; django.setup()\n"
         "from tests.simulation.test_simulation import digest_of_a_story\n"

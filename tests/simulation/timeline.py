@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 from greenlet import getcurrent, greenlet
 
@@ -22,18 +21,18 @@ class Killed(BaseException):
 class Timeline:
     """What happens when. Seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
         self.events = 0
         self.hub = getcurrent()  # Where all threads come back to.
-        self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._due = []
         self._numbers = count()
 
-    def at(self, when: float, act: Callable[..., object], *args: Any) -> None:
+    def at(self, when, act, *args):
         """Do something then, or at once if that is past."""
         heapq.heappush(self._due, (max(when, self.now), next(self._numbers), act, args))
 
-    def step(self, until: float) -> bool:
+    def step(self, until):
         """Let the next thing happen; False if nothing will before that time."""
         if not self._due or self._due[0][0] > until:
             return False
@@ -57,7 +56,7 @@ class Holder:
 class Thread(greenlet):
     """A thread of a process. It runs from begin() until its code blocks, and so on."""
 
-    def __init__(self, timeline: Timeline, place: Place, code: Callable[[], object]) -> None:
+    def __init__(self, timeline, place, code):
         super().__init__(self._perform, parent=timeline.hub)
         self.place = place
         self.holder = Holder()  # What locks know it by; see holder.py.
@@ -65,13 +64,13 @@ class Thread(greenlet):
         self._timeline = timeline
         self._code = code
         self._sleeps = 0
-        self._interrupt: BaseException | None = None
+        self._interrupt = None
 
-    def begin(self) -> None:
+    def begin(self):
         """Run soon."""
         self._timeline.at(self._timeline.now, self._go_on, self._sleeps)
 
-    def sleep(self, until: float) -> None:
+    def sleep(self, until):
         """Block until then, or until wake(). To be called by the thread itself."""
         if self.place.is_dead:
             raise Killed
@@ -84,22 +83,22 @@ class Thread(greenlet):
             interrupt, self._interrupt = self._interrupt, None
             raise interrupt
 
-    def wake(self) -> None:
+    def wake(self):
         """Let it go on, if it sleeps."""
         self._timeline.at(self._timeline.now, self._go_on, self._sleeps)
 
-    def interrupt(self, error: BaseException) -> None:
+    def interrupt(self, error):
         """Have the call in which it sleeps raise this."""
         self._interrupt = error
         self.wake()
 
-    def kill(self) -> None:
+    def kill(self):
         """End it, wherever it is."""
         self._sleeps += 1
         with suppress(Killed):  # It had not begun.
             self.throw(Killed)
 
-    def _go_on(self, sleep: int) -> None:
+    def _go_on(self, sleep):
         if sleep != self._sleeps or self.dead or self.place.is_dead:
             return
         if self.place.paused_until > self._timeline.now:
@@ -108,12 +107,12 @@ class Thread(greenlet):
         self._sleeps += 1
         self.switch()
 
-    def _perform(self) -> None:
+    def _perform(self):
         with suppress(Killed):
             self._code()
 
 
-def this_thread() -> Thread:
+def this_thread():
     """The one that runs."""
     thread = getcurrent()
     assert isinstance(thread, Thread)

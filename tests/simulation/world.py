@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import Counter
 from contextlib import ExitStack, contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from greenlet import getcurrent
@@ -20,18 +19,14 @@ from django_redislock.rules import flows, forms
 from tests.rules.model.promises import Violation
 from tests.simulation.client import Client
 from tests.simulation.network import Network, Trouble
-from tests.simulation.plan import TROUBLES, Fault, Work
+from tests.simulation.plan import TROUBLES, Work
 from tests.simulation.process import SimulatedBackend
 from tests.simulation.promises import Watch
 from tests.simulation.server import LASTING, Server
 from tests.simulation.timeline import Thread, Timeline, this_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from django_redislock.backends.base import Backend
-    from django_redislock.rules.scripts import Script
-    from tests.simulation.plan import Plan
+    pass
 
 SLOW = 20.0  # How many times as long messages take while the network is slow.
 LONGEST_IN_QUEUE = 6.0  # Seconds that a waiter stays there after it has gone; see lua/_lease.lua.
@@ -41,13 +36,7 @@ LAST_WORK = 3600.0  # Seconds after the last step in which all that was begun mu
 class World:
     """One simulation."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        instead: Mapping[Script, Script] | None = None,
-        tell: Callable[[str], object] | None = None,
-    ) -> None:
+    def __init__(self, plan, *, instead=None, tell=None):
         """Do nothing yet.
 
         Args:
@@ -66,11 +55,11 @@ class World:
         self._batons = 0  # That nobody has taken up yet.
 
     @property
-    def counts(self) -> Counter[str]:
+    def counts(self):
         """How often what has happened."""
         return self.watch.counts
 
-    def run(self) -> None:
+    def run(self):
         """Carry out the plan to its end.
 
         Raises:
@@ -90,7 +79,7 @@ class World:
             self._go_on(self.timeline.now + 3 * longest + 1)
             self._check_that_nothing_stays()
 
-    def _go_on(self, until: float, *, until_all_is_done: bool = False) -> None:
+    def _go_on(self, until, *, until_all_is_done=False):
         step, check = self.timeline.step, self.watch.check
         while step(until):
             check()
@@ -100,7 +89,7 @@ class World:
             self.timeline.now = max(self.timeline.now, until)
 
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
+    def _in_place(self):
         """Have the shipped code run in this world: its clock, its chance, its threads."""
         with ExitStack() as stack:
             enter = stack.enter_context
@@ -123,22 +112,22 @@ class World:
             stack.callback(self._kill)  # However it ends, no thread of it goes on.
             yield
 
-    def _kill(self) -> None:
+    def _kill(self):
         for client in self._clients:
             client.process.kill()
         self.watch.forget()
 
-    def _local_time(self) -> float:
+    def _local_time(self):
         thread = getcurrent()
         return thread.place.clock() if isinstance(thread, Thread) else self.timeline.now
 
-    def _backend(self, alias: str) -> Backend:
+    def _backend(self, alias):
         number = int(alias.partition(".")[0])
         return SimulatedBackend(self._clients[number].process)
 
     # --- the steps of a plan --------------------------------------------------------------------
 
-    def _do(self, step: Work | Fault) -> None:
+    def _do(self, step):
         if isinstance(step, Work):
             self._clients[step.client].give(step)
             return
@@ -177,7 +166,7 @@ class World:
             case _:
                 client.operate(step)
 
-    def _crash(self, step: Fault) -> None:
+    def _crash(self, step):
         self.server.crash()
         self.watch.disturbed()
         for client in self._clients:
@@ -190,34 +179,34 @@ class World:
             self.watch.disturbed(forgets=True)
         self._later(step.back, self._recover)
 
-    def _recover(self) -> None:
+    def _recover(self):
         self.server.recover()
         self.watch.say("the server is back")
         self.watch.disturbed()
         for client in self._clients:
             client.process.disturb()
 
-    def _later(self, seconds: float, act: Callable[..., object], *args: Any) -> None:
+    def _later(self, seconds, act, *args):
         self.timeline.at(self.timeline.now + seconds, act, *args)
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _rest(self) -> None:
+    def _rest(self):
         """Nothing goes wrong any more, and nobody wants anything new."""
         for client in self._clients:
             client.process.troubles.clear()
             client.process.rings_to_miss = 0
 
     @property
-    def _is_done(self) -> bool:
+    def _is_done(self):
         return not self._batons and all(client.is_done for client in self._clients)
 
-    def _check_that_all_is_done(self) -> None:
+    def _check_that_all_is_done(self):
         for client in self._clients:
             if not client.is_done:
                 raise Violation(f"P6: {client.process} hangs: {client.doing()}")
 
-    def _check_that_nothing_stays(self) -> None:
+    def _check_that_nothing_stays(self):
         for key in self.server.every_key():
             name = key.name.decode()
             if name in LASTING:
@@ -229,7 +218,7 @@ class World:
 
     # --- for the clients ------------------------------------------------------------------------
 
-    def leave_baton(self, baton: str, work: Work) -> None:
+    def leave_baton(self, baton, work):
         """Leave a baton to somebody, who takes it up soon."""
         takers = [client for client in self._clients[1:] if client.process.number != work.client]
         taker = self._random.choice(takers or self._clients[1:])
@@ -237,7 +226,7 @@ class World:
         self._batons += 1
         self._later(self._random.choice([0.01, 0.5, 1.5]), self._pass_on, taker, baton, again)
 
-    def _pass_on(self, taker: Client, baton: str, work: Work) -> None:
+    def _pass_on(self, taker, baton, work):
         self._batons -= 1
         taker.take_up(baton, work)
 
@@ -246,5 +235,5 @@ class OfThread:
     """What is one for each simulated thread, in place of holder.py's threading.local."""
 
     @property
-    def holder(self) -> object:
+    def holder(self):
         return this_thread().holder

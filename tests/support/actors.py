@@ -5,27 +5,23 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
 
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Actor:
     """A thread that makes the calls it is told to make."""
 
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    def __init__(self):
+        self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def begin(self, call: Callable[[], Any]) -> Future[Any]:
+    def begin(self, call):
         """Start a call in the actor's thread."""
-        future: Future[Any] = Future()
+        future = Future()
 
-        def job() -> None:
+        def job():
             try:
                 future.set_result(call())
             except BaseException as error:
@@ -34,14 +30,14 @@ class Actor:
         self._jobs.put(job)
         return future
 
-    def does(self, call: Callable[[], Any]) -> Any:
+    def does(self, call):
         """Make a call in the actor's thread, and return its result."""
         return self.begin(call).result(HUNG)
 
-    def close(self) -> None:
+    def close(self):
         self._jobs.put(None)
         self._thread.join(HUNG)
 
-    def _work(self) -> None:
+    def _work(self):
         while (job := self._jobs.get()) is not None:
             job()

@@ -33,9 +33,6 @@ from tests.support.matrix import (
 from tests.support.servers import (
     KIND,
     KINDS,
-    Container,
-    Endpoint,
-    Kind,
     Server,
     made_once,
     missing,
@@ -43,14 +40,7 @@ from tests.support.servers import (
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pytest_django import Settings
-
-    from django_redislock import Lease
-    from django_redislock.backends.memory.backend import Interpreter
-    from tests.support.clusters import Cluster
-    from tests.support.topologies import Watched
+    pass
 
 
 class Place(ABC):
@@ -78,7 +68,7 @@ class Place(ABC):
     def read(self, name: str) -> str:
         """What the key of a lock holds; "" if there is none."""
 
-    def force_release(self, lease: Lease) -> None:
+    def force_release(self, lease):
         """Let an operator free the lock."""
         assert held.force_release(lease.name, lease.id)
 
@@ -86,7 +76,7 @@ class Place(ABC):
     def setting(self) -> dict[str, Any]:
         """Return the setting of the default alias."""
 
-    def keys(self) -> list[bytes]:
+    def keys(self):
         """Return the keys on the server; none where there are no keys."""
         return []
 
@@ -94,35 +84,35 @@ class Place(ABC):
 class ServerPlace(Place):
     """A backend on a real server."""
 
-    def __init__(self, name: str, locks: Locks, options: dict[str, Any]) -> None:
+    def __init__(self, name, locks, options):
         self.name = name
         self.locks = locks
         self._options = {**PATIENT, **options}
         self.configure(OPTIONS={}, **DEFAULTS)
 
-    def on(self, target: Endpoint, **options: Any) -> None:
+    def on(self, target, **options):
         """Reach the server by another address, such as a proxy's."""
         self.locks.on(target, OPTIONS=self._options, **{**DEFAULTS, **options})
 
-    def configure(self, **options: Any) -> None:
+    def configure(self, **options):
         if "OPTIONS" in options:
             options["OPTIONS"] = {**self._options, **options["OPTIONS"]}
         self.locks.configure(**options)
 
-    def lose_data(self) -> None:
+    def lose_data(self):
         if keys := self.locks.keys():
             self.locks.redis.delete(*keys)
 
-    def lapse(self, name: str) -> None:
+    def lapse(self, name):
         self.locks.redis.delete(lock_keys(self.locks.prefix, name).lock)
 
-    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+    def write(self, name, value, seconds=60.0):
         _write(self.locks, name, value, seconds)
 
-    def read(self, name: str) -> str:
+    def read(self, name):
         return _read(self.locks, name)
 
-    def force_release(self, lease: Lease) -> None:
+    def force_release(self, lease):
         if self.name != UNSCRIPTED:
             return super().force_release(lease)
         # Of those who may run scripts.
@@ -131,10 +121,10 @@ class ServerPlace(Place):
         self.locks.redis.eval(scripts.FORCE_RELEASE.source, len(keys), *keys, *args)
         return None
 
-    def setting(self) -> dict[str, Any]:
+    def setting(self):
         return dict(self.locks._settings.REDISLOCK["default"])
 
-    def keys(self) -> list[bytes]:
+    def keys(self):
         return self.locks.keys()
 
 
@@ -143,37 +133,37 @@ class MemoryPlace(Place):
 
     name = MEMORY
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings):
         self._settings = settings
         settings.REDISLOCK = {"default": {**IN_MEMORY, **DEFAULTS}}
 
-    def configure(self, **options: Any) -> None:
+    def configure(self, **options):
         self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
 
-    def lose_data(self) -> None:
+    def lose_data(self):
         self._interpreter().clear()
 
-    def lapse(self, name: str) -> None:
+    def lapse(self, name):
         self._perform(name, "DEL")
 
-    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+    def write(self, name, value, seconds=60.0):
         self._perform(name, "SET", value, "PX", round(seconds * 1000))
 
-    def read(self, name: str) -> str:
+    def read(self, name):
         return (self._perform(name, "GET") or b"").decode()
 
-    def _perform(self, name: str, command: str, *args: str | int) -> Any:
+    def _perform(self, name, command, *args):
         backend = backends["default"]
         assert isinstance(backend, InMemoryBackend)
         key = lock_keys(backend.prefix, name).lock
         return backend.interpreter.perform(command, key, *args, us=backend._us)
 
-    def _interpreter(self) -> Interpreter:
+    def _interpreter(self):
         backend = backends["default"]
         assert isinstance(backend, InMemoryBackend)
         return backend.interpreter
 
-    def setting(self) -> dict[str, Any]:
+    def setting(self):
         return dict(self._settings.REDISLOCK["default"])
 
 
@@ -182,7 +172,7 @@ class QuorumPlace(Place):
 
     name = QUORUM
 
-    def __init__(self, settings: Settings, servers: list[Endpoint], prefix: str) -> None:
+    def __init__(self, settings, servers, prefix):
         self.locks = [Locks(settings, server, prefix) for server in servers]
         self._settings = settings
         settings.REDISLOCK = {
@@ -195,39 +185,39 @@ class QuorumPlace(Place):
             }
         }
 
-    def configure(self, **options: Any) -> None:
+    def configure(self, **options):
         self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
 
-    def lose_data(self) -> None:
+    def lose_data(self):
         for locks in self.locks:
             if keys := locks.keys():
                 locks.redis.delete(*keys)
 
-    def lapse(self, name: str) -> None:
+    def lapse(self, name):
         for locks in self.locks:
             locks.redis.delete(lock_keys(locks.prefix, name).lock)
 
-    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+    def write(self, name, value, seconds=60.0):
         for locks in self.locks:
             _write(locks, name, value, seconds)
 
-    def read(self, name: str) -> str:
+    def read(self, name):
         return _read(self.locks[0], name)
 
-    def setting(self) -> dict[str, Any]:
+    def setting(self):
         return dict(self._settings.REDISLOCK["default"])
 
-    def keys(self) -> list[bytes]:
+    def keys(self):
         found = [locks.keys() for locks in self.locks]
         return sorted({key for keys in found for key in keys})
 
 
-def _write(locks: Locks, name: str, value: str, seconds: float) -> None:
+def _write(locks, name, value, seconds):
     locks.redis.set(lock_keys(locks.prefix, name).lock, value, px=round(seconds * 1000))
 
 
-def _read(locks: Locks, name: str) -> str:
-    value: Any = locks.redis.get(lock_keys(locks.prefix, name).lock)
+def _read(locks, name):
+    value = locks.redis.get(lock_keys(locks.prefix, name).lock)
     return (value or b"").decode()
 
 
@@ -240,11 +230,11 @@ DEFAULTS = {"TTL": 10, "WAIT": 5}
 
 
 @pytest.fixture(scope="session")
-def shared_reached() -> Iterator[Callable[[str], Server]]:
+def shared_reached():
     """A server that is reached by a socket, one by TLS and one by RESP2, for the whole run."""
 
-    def start(name: str) -> Server:
-        kind: Kind = "redis"  # The Valkey of the wheel speaks no TLS.
+    def start(name):
+        kind = "redis"  # The Valkey of the wheel speaks no TLS.
         if reason := missing(kind):
             skip_or_fail(reason)
         how = {SOCKET: "unix", SECURED: "tls", RESP2: "resp2"}[name]
@@ -255,18 +245,18 @@ def shared_reached() -> Iterator[Callable[[str], Server]]:
 
 @pytest.fixture
 def place(
-    request: pytest.FixtureRequest,
-    settings: Settings,
-    shared_servers: Callable[[Kind], Server | Container],
-    shared_reached: Callable[[str], Server],
-    shared_watched: Callable[[], Watched],
-    shared_cluster: Callable[[], Cluster],
-    shared_quorum: Callable[[], list[Endpoint]],
-    key_prefix: str,
-    dial_in_time: None,
-) -> Iterator[Place]:
+    request,
+    settings,
+    shared_servers,
+    shared_reached,
+    shared_watched,
+    shared_cluster,
+    shared_quorum,
+    key_prefix,
+    dial_in_time,
+):
     """Keep the locks of this test in one of the places."""
-    name: str = request.param
+    name = request.param
     if name == MEMORY:
         yield MemoryPlace(settings)
         return
@@ -289,7 +279,7 @@ def place(
     if name in {SOCKET, SECURED, RESP2}:
         server = shared_reached(name)
         locks = Locks(settings, server, key_prefix)
-        options: dict[str, Any] = {"protocol": 2} if name == RESP2 else {}
+        options = {"protocol": 2} if name == RESP2 else {}
         if name == SECURED:
             options = least_rights(locks, server)
         reached = ServerPlace(name, locks, options)
@@ -309,7 +299,7 @@ def place(
     locks.redis.close()
 
 
-def least_rights(locks: Locks, server: Server) -> dict[str, str]:
+def least_rights(locks, server):
     """Make a user who may do what locks need, and return the OPTIONS to be that user."""
     # Some tests have a second prefix.
     rules = *minimal_acl(locks.prefix).split(), "~test-*", "&test-*"
@@ -317,7 +307,7 @@ def least_rights(locks: Locks, server: Server) -> dict[str, str]:
     return {"username": locks.prefix, "password": "least", "ssl_ca_certs": server.ca}
 
 
-def forbid_scripting(locks: Locks) -> dict[str, str]:
+def forbid_scripting(locks):
     """Make a user who may do anything but run scripts, and return the OPTIONS to be that user."""
     rules = ("on", ">unscripted", "~*", "&*", "+@all", "-@scripting")
     locks.redis.execute_command("ACL", "SETUSER", UNSCRIPTED, *rules)

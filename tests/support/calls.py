@@ -6,13 +6,8 @@ import sys
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import django_redislock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
 
 PACKAGE = str(Path(django_redislock.__file__).parent) + "/"
 
@@ -21,29 +16,29 @@ class Calls(list[tuple[str, str]]):
     """The file and the name of each function, in the order in which they were called."""
 
     @property
-    def files(self) -> int:
+    def files(self):
         """How many files they stand in."""
         return len({file for file, _ in self})
 
     @property
-    def switches(self) -> int:
+    def switches(self):
         """How often the next one stands in another file."""
         return sum(one[0] != following[0] for one, following in pairwise(self))
 
-    def __str__(self) -> str:
+    def __str__(self):
         listed = "\n".join(f"    {file} {function}" for file, function in self)
         return f"{len(self)} calls, {self.files} files, {self.switches} switches\n{listed}"
 
 
 @contextmanager
-def counted_calls() -> Iterator[Calls]:
+def counted_calls():
     """Note the calls that this thread makes within the block.
 
     What the garbage collector does there counts too, so take the fewest of several times.
     """
     calls = Calls()
 
-    def note(frame: FrameType, event: str, arg: Any) -> None:
+    def note(frame, event, arg):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
             calls.append((code.co_filename.removeprefix(PACKAGE), code.co_qualname))

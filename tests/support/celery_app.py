@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 from unittest import mock
 from weakref import WeakSet
 
 import celery._state
 from celery import Celery
 from celery.result import AsyncResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EAGER = {"task_always_eager": True, "task_store_eager_result": False}
 
@@ -26,7 +22,7 @@ AsyncResult.__del__ = lambda self: None
 
 
 @contextmanager
-def celery_app(**conf: Any) -> Iterator[Celery]:
+def celery_app(**conf):
     """The current application, until the block ends; shared tasks that it has made end with it."""
     # Shared tasks are made anew for each application to come, and for no other one that is there:
     # that may have a task of this name from another test.
@@ -45,7 +41,7 @@ def celery_app(**conf: Any) -> Iterator[Celery]:
 
 
 @contextmanager
-def current(app: Celery) -> Iterator[None]:
+def current(app):
     """Make it the current application, until the block ends.
 
     If it stayed the current one when it is closed, the tests that come after in the same process

@@ -17,16 +17,14 @@ from tests.support.waiting import wait_until
 from tests.support.ways import Sync
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.support.ways import Running, Way
+    pass
 
 
-def waiters_of(name: str) -> int:
+def waiters_of(name):
     return len(held.detail(name).waiters)
 
 
-async def outcomes_of(runs: Sequence[Running[str]]) -> list[str]:
+async def outcomes_of(runs):
     """What each of them said, or the error that it ended with."""
     said = []
     for run in runs:
@@ -40,19 +38,19 @@ async def outcomes_of(runs: Sequence[Running[str]]) -> list[str]:
 class Ring:
     """Holders who each have one lock, and then want the next one's, one after the other."""
 
-    def __init__(self, way: Way, *names: str) -> None:
+    def __init__(self, way, *names):
         self._way = way
         self._names = names
-        self._holding: set[str] = set()
+        self._holding = set()
 
-    def start(self) -> list[Running[str]]:
+    def start(self):
         return [self._way.start(lambda number=number: self._run(number)) for number in self._places]
 
     @property
-    def _places(self) -> range:
+    def _places(self):
         return range(len(self._names))
 
-    async def _run(self, number: int) -> str:
+    async def _run(self, number):
         way, first = self._way, self._names[number]
         second = self._names[(number + 1) % len(self._names)]
         async with way.entered(distributed_lock(first)):
@@ -65,7 +63,7 @@ class Ring:
 
 
 @contextmanager
-def a_circle(*names: str) -> Iterator[None]:
+def a_circle(*names):
     """Let threads hold a lock each and wait for the next one's; during the block none gives up."""
     way = Sync()
     with patch.object(Circle, "youngest", property(lambda _: Wait("", "", "nobody", 0))):

@@ -8,7 +8,6 @@ What is claimed is read from the pages that claim it, and which tests prove it f
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
 
 from tests import ROOT
 from tests.support.proofs import LIMITS, PROMISES, RULES, proofs_of_claims
@@ -61,7 +60,7 @@ run on each backend, blocking and in an event loop.
 """
 
 
-def claims_of_the_readme() -> dict[str, str]:
+def claims_of_the_readme():
     """How each bullet begins, and each command with its comment, up to the list of pages."""
     text = (ROOT / "README.md").read_text().partition("## Documentation")[0]
     found = {}
@@ -75,7 +74,7 @@ def claims_of_the_readme() -> dict[str, str]:
     return found
 
 
-def claims_of_the_docs() -> dict[str, str]:
+def claims_of_the_docs():
     """What P1, R1 and N1 are."""
     promises = (ROOT / "docs" / "guarantees.md").read_text()
     rules = (ROOT / "docs" / "protocol.md").read_text()
@@ -85,7 +84,7 @@ def claims_of_the_docs() -> dict[str, str]:
     return {name: re.sub(r"\[(.+?)\]\(.+?\)", r"\1", text) for name, text in found.items()}
 
 
-def page() -> str:
+def page():
     """The text of docs/claims.md."""
     claims, proofs = claims_of_the_docs(), proofs_of_claims()
     parts = [HEAD, "## The README\n"]
@@ -110,11 +109,11 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _link(proof: str) -> str:
+def _link(proof):
     return f"`{proof}`" if "/" in proof else f"[{proof}](#{proof.lower()})"
 
 
-def _wrapped(files: str) -> str:
+def _wrapped(files):
     lines, line = [], ""
     for part in files.split("; "):
         if len(line) + len(part) > 110:
@@ -124,7 +123,7 @@ def _wrapped(files: str) -> str:
     return "\n".join([*lines, line])
 
 
-def files_of_the_readme() -> set[PurePath]:
+def files_of_the_readme():
     """The files that it is proven by."""
     return {
         ROOT / "tests" / f"{one}.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 class WallClock:
     """The clock of all processes that are started with its environment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         """Compile the shim, in a folder of its own."""
         library, self._offset = folder / "clock.so", folder / "clock"
         self._offset.write_bytes(bytes(8))
@@ -19,7 +19,7 @@ class WallClock:
         subprocess.run(command, check=True, capture_output=True)
         self.environment = {"LD_PRELOAD": str(library), "CLOCK_SHIM": str(self._offset)}
 
-    def shift(self, seconds: float) -> None:
+    def shift(self, seconds):
         """Let it be so many seconds ahead of ours, or behind if negative."""
         with self._offset.open("r+b") as file:  # In place: the processes have it mapped.
             file.write(struct.pack("=q", round(seconds * 1_000_000)))

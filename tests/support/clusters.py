@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import redis
@@ -23,7 +23,6 @@ from tests.conftest import Locks, on_failure, skip_or_fail
 from tests.support.servers import (
     KIND,
     Group,
-    Kind,
     Server,
     ServerStartError,
     binary,
@@ -34,9 +33,7 @@ from tests.support.servers import (
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pytest_django import Settings
+    pass
 
 ALL_ASSIGNED = f"cluster_slots_assigned:{REDIS_CLUSTER_HASH_SLOTS}\r".encode()
 
@@ -55,16 +52,7 @@ class Cluster(Group):
 
     unhurried = 60.0
 
-    def __init__(
-        self,
-        kind: Kind,
-        *,
-        masters: int = 3,
-        replicas: int = 0,
-        node_timeout: float = unhurried,
-        tls: bool = False,
-        **config: Any,
-    ) -> None:
+    def __init__(self, kind, *, masters=3, replicas=0, node_timeout=unhurried, tls=False, **config):
         self.kind = kind
         self._config = {
             "cluster_enabled": "yes",
@@ -77,9 +65,9 @@ class Cluster(Group):
         self.replicas = [self._make() for _ in range(replicas)]
         if tls:
             trust_each_other([*self.servers, *self.replicas])
-        self._former: list[Server] = []
+        self._former = []
 
-    def start(self) -> Self:
+    def start(self):
         """Start all, and return once each of them knows who keeps what."""
         every = [*self.servers, *self.replicas]
         for server in every:
@@ -99,13 +87,13 @@ class Cluster(Group):
         wait_until(lambda: all(map(self.is_ready, every)), message="the cluster is ready")
         return self
 
-    def meet(self, server: Server) -> None:
+    def meet(self, server):
         """Have a server become one of the cluster."""
         config = server._config
         port = config.get("cluster-announce-bus-port", config["cluster-port"])
         self.tell(self.servers[0], "MEET", server.host, server.port, port)
 
-    def add(self) -> Server:
+    def add(self):
         """One more master, without slots."""
         server = self._make()
         self.servers.append(server)
@@ -117,7 +105,7 @@ class Cluster(Group):
         wait_until(lambda: self.is_ready(server))
         return server
 
-    def locks(self, settings: Settings, prefix: str, **options: Any) -> Locks:
+    def locks(self, settings, prefix, **options):
         """REDISLOCK for a test; *options* are its other settings."""
         locks = Locks(settings, self.servers[0], prefix)
         locks.configure(**self.setting(), **options)
@@ -125,7 +113,7 @@ class Cluster(Group):
         locks.redis = self._client
         return locks
 
-    def setting(self, **options: Any) -> dict[str, Any]:
+    def setting(self, **options):
         """What REDISLOCK says of the default alias; *options* are its OPTIONS."""
         if self.servers[0].scheme == "rediss":
             options = {"ssl_ca_certs": self.servers[0].ca, **options}
@@ -136,26 +124,26 @@ class Cluster(Group):
         }
 
     @functools.cached_property
-    def _client(self) -> Any:
+    def _client(self):
         """The client of the tests that share this cluster: to make one takes 20 ms."""
         return self.client()
 
-    def client(self) -> Any:
+    def client(self):
         """A client of the cluster that is not ours."""
         alive = next(one for one in self.servers if one.running)
         tls = {"ssl": True, "ssl_ca_certs": alive.ca} if alive.scheme == "rediss" else {}
         return redis.RedisCluster(alive.host, alive.port, socket_timeout=5, **tls)
 
-    def tell(self, server: Server, *command: Any) -> Any:
+    def tell(self, server, *command):
         """What a node answers."""
         with server.client() as client:
             return client.execute_command("CLUSTER", *command)
 
-    def id_of(self, server: Server) -> str:
+    def id_of(self, server):
         """The name of a node among the others."""
         return str(self.tell(server, "MYID").decode())
 
-    def owner_node(self, name: str) -> Server:
+    def owner_node(self, name):
         """The master that keeps a lock, as the masters say that are there."""
         slot = slot_of(name)
         for server in self.servers:
@@ -166,11 +154,11 @@ class Cluster(Group):
                 return server
         raise AssertionError(f"nobody keeps {name!r}")
 
-    def name_on(self, server: Server) -> str:
+    def name_on(self, server):
         """A lock that a master keeps."""
         return next(self.names_on(server))
 
-    def names_on(self, server: Server) -> Iterator[str]:
+    def names_on(self, server):
         """Locks that a master keeps."""
         kept = [
             (low, high)
@@ -180,46 +168,46 @@ class Cluster(Group):
         names = (f"lottery {number}" for number in count())
         return (name for name in names if any(low <= slot_of(name) <= high for low, high in kept))
 
-    def begin_move(self, name: str, to: Server) -> None:
+    def begin_move(self, name, to):
         """Let the slot of a lock be on its way from one master to another."""
         slot, source = slot_of(name), self.owner_node(name)
         self.tell(to, "SETSLOT", slot, "IMPORTING", self.id_of(source))
         self.tell(source, "SETSLOT", slot, "MIGRATING", self.id_of(to))
 
-    def move_keys(self, name: str, to: Server) -> None:
+    def move_keys(self, name, to):
         """Take along what is there."""
         slot, source = slot_of(name), self.owner_node(name)
         with source.client() as client:
             while keys := client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
                 client.migrate(to.host, to.port, keys, 0, 5000)
 
-    def end_move(self, name: str, to: Server) -> None:
+    def end_move(self, name, to):
         """Let all know that it has arrived."""
         slot, node = slot_of(name), self.id_of(to)
         for server in (to, *(one for one in self.servers if one is not to)):
             if server.running:
                 self.tell(server, "SETSLOT", slot, "NODE", node)
 
-    def move(self, name: str, to: Server) -> None:
+    def move(self, name, to):
         """The slot of a lock goes from one master to another."""
         self.begin_move(name, to)
         self.move_keys(name, to)
         self.end_move(name, to)
 
     @property
-    def master(self) -> Server:
+    def master(self):
         """The one that has replicas."""
         return self.servers[0]
 
-    def fail_over(self) -> None:
+    def fail_over(self):
         """Have a replica take over, though nothing is wrong."""
         self.tell(self.replicas[0], "FAILOVER")
 
-    def await_failover(self) -> Server:
+    def await_failover(self):
         """Return the replica that has taken the place of the first master, once all know it."""
         former, *others = self.servers
 
-        def known() -> Server | None:
+        def known():
             for replica in self.replicas:
                 if all(
                     self.is_ready(server) and replica.port in self._masters(server)
@@ -235,16 +223,16 @@ class Cluster(Group):
         self._former.append(former)
         return successor
 
-    def wait_for_the_silent(self, seconds: float) -> None:
+    def wait_for_the_silent(self, seconds):
         for server in (*self.servers, *self.replicas):
             if server.running:
                 with server.client() as client:
                     client.config_set("cluster-node-timeout", round(seconds * 1000))
 
-    def take_back(self, former: Server) -> None:
+    def take_back(self, former):
         """Return once a former master, which runs again, is a replica of its successor for all."""
 
-        def follows() -> bool:
+        def follows():
             with former.client() as client:
                 in_step = client.info("replication").get("master_link_status") == "up"
             return in_step and all(
@@ -256,14 +244,14 @@ class Cluster(Group):
         self._former.remove(former)
         self.replicas.append(former)
 
-    def take_out(self, former: Server) -> None:
+    def take_out(self, former):
         """Have a former master, which runs on, be no node of the cluster any more."""
         id_of_it = self.id_of(former)
         for server in (*self.servers, *self.replicas):
             self.tell(server, "FORGET", id_of_it)
         self.tell(former, "RESET", "HARD")
 
-    def is_ready(self, server: Server) -> bool:
+    def is_ready(self, server):
         """Whether a node serves clients, knows all slots and, if a replica, has the data."""
         info = self.tell(server, "INFO")
         # Without "full coverage", a node serves clients before it has heard of all slots.
@@ -273,21 +261,21 @@ class Cluster(Group):
             info = client.info("replication")
         return info["role"] == "master" or info["master_link_status"] == "up"
 
-    def close(self) -> None:
+    def close(self):
         """End all of them."""
         if "_client" in vars(self):  # It was made.
             self._client.close()
         for server in (*self._former, *self.servers, *self.replicas):
             server.close()
 
-    def report(self) -> str:
+    def report(self):
         """What the masters wrote, for people."""
         return "\n".join(f"{one!r}\n{one.log}" for one in self.servers)
 
-    def _make(self) -> Server:
+    def _make(self):
         return Server(self.kind, cluster_port=free_port(), **self._config)
 
-    def _await(self, server: Server) -> None:
+    def _await(self, server):
         """Return once a node that was started is ready; on other ports if one of its was taken."""
         try:
             server.wait_ready()
@@ -297,23 +285,22 @@ class Cluster(Group):
             server.port, server._config["cluster-port"] = free_port(), free_port()
             server.start()
 
-    def _slots(self, server: Server) -> list[Any]:
+    def _slots(self, server):
         with server.client(protocol=3) as client:
             connection = client.connection_pool.get_connection()
             connection.send_command("CLUSTER", "SLOTS")
-            slots: list[Any] = connection.read_response()
-            return slots
+            return connection.read_response()
 
-    def _masters(self, server: Server) -> set[int]:
+    def _masters(self, server):
         """The ports of those that keep slots, as a node says."""
         return {port for _, _, (_, port, *_), *_ in self._slots(server)}
 
-    def _knows(self, server: Server, nodes: int) -> bool:
+    def _knows(self, server, nodes):
         info = self.tell(server, "INFO")
         return f"cluster_known_nodes:{nodes}\r".encode() in info
 
 
-def slot_of(name: str) -> int:
+def slot_of(name):
     """The slot of a lock."""
     return key_slot(hash_tag(bucket_of(name)).encode())
 
@@ -321,15 +308,15 @@ def slot_of(name: str) -> int:
 class MakeCluster(Protocol):
     """The type of the fixture `make_cluster`."""
 
-    def __call__(self, kind: Kind | None = None, **options: Any) -> Cluster: ...
+    def __call__(self, kind=None, **options): ...
 
 
 @pytest.fixture
-def make_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
+def make_cluster(request):
     """Start clusters of the test's own, to be broken."""
-    made: list[Cluster] = []
+    made = []
 
-    def make(kind: Kind | None = None, **options: Any) -> Cluster:
+    def make(kind=None, **options):
         cluster = _started(kind, **options)
         made.append(cluster)
         on_failure(request, "what the nodes wrote", cluster.report)
@@ -341,18 +328,18 @@ def make_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[Callable[[], Cluster]]:
+def shared_cluster():
     """A cluster for the whole run (of an xdist worker), to use and not to break."""
     yield from made_once(_started)
 
 
 @pytest.fixture
-def cluster(shared_cluster: Callable[[], Cluster]) -> Cluster:
+def cluster(shared_cluster):
     """The shared cluster."""
     return shared_cluster()
 
 
-def _started(kind: Kind | None = None, **options: Any) -> Cluster:
+def _started(kind=None, **options):
     kind = kind or KIND
     if binary(kind) is None:
         skip_or_fail(f"no {kind} program here, of which a cluster could be made")

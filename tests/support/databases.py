@@ -25,13 +25,11 @@ from django.core.management import call_command
 from django.db import connections
 
 from tests.conftest import skip_or_fail
-from tests.support.run_servers import RunServer, RunServers
+from tests.support.run_servers import RunServer
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pytest_django import DjangoDbBlocker
+    pass
 
 CONNECTIONS = 500  # That a server takes, of all test processes.
 
@@ -49,12 +47,10 @@ on_servers = pytest.mark.parametrize("database_kind", [POSTGRES, MARIADB])
 class MakeDatabase(Protocol):
     """The type of the fixture `make_database`."""
 
-    def __call__(
-        self, alias: str, *, migrate: bool = True, isolation: str = "", **options: Any
-    ) -> str: ...
+    def __call__(self, alias, *, migrate=True, isolation="", **options): ...
 
 
-def use(**databases: dict[str, Any]) -> None:
+def use(**databases):
     """Let Django know more databases, by their aliases."""
     if any(one["ENGINE"].endswith(".mysql") for one in databases.values()):
         import pymysql
@@ -64,7 +60,7 @@ def use(**databases: dict[str, Any]) -> None:
     connections.settings.update({alias: complete[alias] for alias in databases})
 
 
-def described(*aliases: str) -> dict[str, dict[str, Any]]:
+def described(*aliases):
     """What use() needs in another process, as JSON can carry it."""
     keys = {"ENGINE", "NAME", "HOST", "USER", "OPTIONS"}
     return {
@@ -73,7 +69,7 @@ def described(*aliases: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def sqlite(folder: Path, alias: str) -> dict[str, Any]:
+def sqlite(folder, alias):
     """A database in a file, as DATABASES describes one."""
     return {
         "ENGINE": "django.db.backends.sqlite3",
@@ -82,7 +78,7 @@ def sqlite(folder: Path, alias: str) -> dict[str, Any]:
     }
 
 
-def make_tables(alias: str, *, migrate: bool = True) -> None:
+def make_tables(alias, *, migrate=True):
     """Make those of tests/effects and, by the migrations, those of locks."""
     from tests.effects import models
 
@@ -93,7 +89,7 @@ def make_tables(alias: str, *, migrate: bool = True) -> None:
             editor.create_model(model)
 
 
-def forget(*aliases: str) -> None:
+def forget(*aliases):
     """Let Django know these databases no more."""
     for alias in aliases:
         connections[alias].close()
@@ -101,7 +97,7 @@ def forget(*aliases: str) -> None:
         del connections.settings[alias]
 
 
-def _programs() -> Path | None:
+def _programs():
     """The folder of PostgreSQL's programs; None if this machine has none."""
     if initdb := shutil.which("initdb"):
         return Path(initdb).resolve().parent
@@ -131,13 +127,13 @@ class Postgres(DatabaseServer):
     ready = "ready to accept connections"
     ended_by = signal.SIGQUIT  # At once; killed, it would leave shared memory behind.
 
-    def user(self) -> dict[str, Any]:
+    def user(self):
         if os.geteuid() != 0:
             return {}
         nobody = pwd.getpwnam("nobody")
         return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
-    def prepare(self) -> list[list[Any]]:
+    def prepare(self):
         if (programs := _programs()) is None:
             skip_or_fail("no PostgreSQL here: pip install pgserver, or apt install postgresql")
         user = self.user()
@@ -147,19 +143,19 @@ class Postgres(DatabaseServer):
         options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]
         initdb = [programs / "initdb", *options, "--no-sync", "-D", data]
         with (self.folder / "log").open("ab") as log:
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, **user}
+            how = {"stdout": log, "stderr": log, "cwd": self.folder, **user}
             subprocess.run(initdb, check=True, timeout=HUNG, **how)
         # No port, no fsync, and connections for all test processes.
         options = ["-k", self.folder, "-h", "", "-F", "-N", CONNECTIONS]
         return [[programs / "postgres", "-D", data, *options]]
 
-    def new_database(self) -> dict[str, Any]:
+    def new_database(self):
         import psycopg
 
         name = f"test_{uuid.uuid4().hex[:12]}"
         how = {"host": str(self.folder), "user": "postgres"}
         with psycopg.connect(dbname="postgres", autocommit=True, **how) as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+            connection.execute(f"CREATE DATABASE {name}")
         engine = "django.db.backends.postgresql"
         return {"ENGINE": engine, "NAME": name, "HOST": str(self.folder), "USER": "postgres"}
 
@@ -170,7 +166,7 @@ class MariaDB(DatabaseServer):
     name = MARIADB
     ready = "ready for connections"
 
-    def prepare(self) -> list[list[Any]]:
+    def prepare(self):
         # Debian has it in /usr/sbin, which is in the PATH of root alone.
         path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
         if (program := shutil.which("mariadbd", path=path)) is None:
@@ -188,7 +184,7 @@ class MariaDB(DatabaseServer):
         flags = ["--no-defaults", "--skip-networking", "--skip-grant-tables"]
         return [[program, *flags, *(f"--{name}={one}" for name, one in arguments.items())]]
 
-    def new_database(self) -> dict[str, Any]:
+    def new_database(self):
         import pymysql
 
         name = f"test_{uuid.uuid4().hex[:12]}"
@@ -200,29 +196,24 @@ class MariaDB(DatabaseServer):
 
 
 @pytest.fixture(scope="session")
-def database_servers(run_servers: RunServers) -> Callable[[str], DatabaseServer]:
+def database_servers(run_servers):
     """The server of each kind; each database is of one test alone."""
-    kinds: dict[str, type[DatabaseServer]] = {one.name: one for one in (Postgres, MariaDB)}
+    kinds = {one.name: one for one in (Postgres, MariaDB)}
     return functools.cache(lambda name: run_servers.get(kinds[name], name))
 
 
 @pytest.fixture(params=KINDS)
-def database_kind(request: pytest.FixtureRequest) -> str:
+def database_kind(request):
     """Run the test once with each kind of database."""
     return str(request.param)
 
 
 @pytest.fixture
-def make_database(
-    database_kind: str,
-    database_servers: Callable[[str], DatabaseServer],
-    tmp_path: Path,
-    django_db_blocker: DjangoDbBlocker,
-) -> Iterator[MakeDatabase]:
+def make_database(database_kind, database_servers, tmp_path, django_db_blocker):
     """Make databases with the tables of locks and of tests/effects, and tell Django of them."""
-    made: list[str] = []
+    made = []
 
-    def make(alias: str, *, migrate: bool = True, isolation: str = "", **options: Any) -> str:
+    def make(alias, *, migrate=True, isolation="", **options):
         if database_kind == SQLITE:
             where = sqlite(tmp_path, alias)
         else:
@@ -241,20 +232,20 @@ def make_database(
 
 
 @pytest.fixture
-def database(make_database: MakeDatabase) -> str:
+def database(make_database):
     """The alias of a database with empty tables."""
     return make_database("effects")
 
 
 @pytest.fixture
-def in_threads() -> Callable[..., Any]:
+def in_threads():
     """Return a function as other threads run it: they leave no connection behind.
 
     A thread of sync_to_async lives on, and would know the database of an earlier test.
     """
 
-    def leaving_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+    def leaving_nothing(function):
+        def run(*args):
             try:
                 return function(*args)
             finally:
@@ -267,7 +258,7 @@ def in_threads() -> Callable[..., Any]:
     return leaving_nothing
 
 
-def await_blocked(alias: str) -> None:
+def await_blocked(alias):
     """Return once a transaction waits for another one in this database."""
     waiting = {
         # Not pg_stat_activity, which stands still within a transaction. A wait for a row names no
@@ -280,7 +271,7 @@ def await_blocked(alias: str) -> None:
             WHERE trx_state = 'LOCK WAIT' AND db = database()""",
     }
 
-    def blocked() -> bool:
+    def blocked():
         with connections[alias].cursor() as cursor:
             cursor.execute(waiting[connections[alias].vendor])
             return bool(cursor.fetchone()[0])

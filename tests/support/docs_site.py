@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests import ROOT
 from tests.support.processes import python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LONGEST = 900  # Seconds: Sphinx needs 20 of a processor, of which a busy machine has few.
 
 
-def build(folder: Path) -> Path:
+def build(folder):
     """Make the site below *folder*; fail if Sphinx has a warning."""
     site = folder / "html"
     options = ["--fail-on-warning", "--keep-going", "--quiet"]

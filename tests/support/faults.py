@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -21,15 +21,7 @@ from tests.support.stored import value_of
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
-    from django_redislock.exceptions import LostReason
-    from django_redislock.lease import Lease
-    from django_redislock.lock import Lock
-    from django_redislock.rules.scripts import Script
-    from tests.conftest import Locks
-    from tests.support.proxy import Proxy
+    pass
 
 
 # What was sent
@@ -43,7 +35,7 @@ class Run(NamedTuple):
     time: float
 
 
-def runs(proxy: Proxy, script: Script) -> list[Run]:
+def runs(proxy, script):
     """The runs of *script* that were asked for, by its SHA or in full. A permit is acquired too."""
     kinds = {script, scripts.ACQUIRE_PERMIT} if script is scripts.ACQUIRE else {script}
     known = {form for kind in kinds for form in (kind.sha.encode(), kind.source)}
@@ -55,7 +47,7 @@ def runs(proxy: Proxy, script: Script) -> list[Run]:
     return [run for run in found if run.token != BYSTANDER]
 
 
-def calls(stats: dict[str, Any]) -> dict[str, int]:
+def calls(stats):
     """INFO commandstats as numbers of calls."""
     return {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
 
@@ -63,13 +55,13 @@ def calls(stats: dict[str, Any]) -> dict[str, int]:
 # What is to be seen
 
 
-def lease_of(lock: Lock) -> Lease | None:
+def lease_of(lock):
     """The lease that somebody has by this handle; lock.lease tells a caller its own only."""
     return next((hold.lease for hold in reversed(lock._holds) if not hold.over), None)
 
 
 @contextmanager
-def hands_over(locks: Locks, waiter: Future[bool], lock: Lock) -> Iterator[None]:
+def hands_over(locks, waiter, lock):
     """Check that the block gives NAME to *waiter*, who asked by *lock*, in the step that frees it.
 
     How long the waiter takes to hear of it says less, and more about the machine.
@@ -84,20 +76,20 @@ def hands_over(locks: Locks, waiter: Future[bool], lock: Lock) -> Iterator[None]
 
 
 @contextmanager
-def loses(reason: LostReason) -> Iterator[None]:
+def loses(reason):
     """Check that leaving the block under a lock raises LockLost, and why."""
     with pytest.raises(LockLost) as caught:
         yield
     assert caught.value.reason == reason
 
 
-def slack() -> float:
+def slack():
     """Seconds that the machine may add: two, or more if more processes want to run than can."""
     return max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @contextmanager
-def takes(*, at_least: float = 0, at_most: float) -> Iterator[None]:
+def takes(*, at_least=0, at_most):
     """Check how many seconds a block takes, however it ends.
 
     Neither slack() is counted nor what this process stood still, as if the machine had been off.
@@ -119,12 +111,12 @@ class Standstill(threading.Thread):
 
     EVERY = 0.05  # Seconds.
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(name="standstill", daemon=True)
         self._seconds = 0.0
         self._over = threading.Event()
 
-    def run(self) -> None:
+    def run(self):
         last, is_over = time.monotonic(), False
         while not is_over:
             is_over = self._over.wait(self.EVERY)
@@ -132,14 +124,14 @@ class Standstill(threading.Thread):
             self._seconds += max(0.0, now - last - self.EVERY)
             last = now
 
-    def end(self) -> float:
+    def end(self):
         """Stop measuring, and return the seconds."""
         self._over.set()
         self.join()
         return self._seconds
 
 
-def block_interpreter(seconds: float) -> None:
+def block_interpreter(seconds):
     """Sleep in C code that keeps the GIL: no other thread runs."""
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
 
@@ -147,15 +139,12 @@ def block_interpreter(seconds: float) -> None:
 # Forks
 
 
-def fork_in_c() -> int:
+def fork_in_c():
     """As os.fork(), but as a server written in C does it: no hook of Python runs."""
-    pid: int = ctypes.PyDLL(None).fork()
-    return pid
+    return ctypes.PyDLL(None).fork()
 
 
-def in_fork(
-    function: Callable[[], Any], timeout: float = HUNG, fork: Callable[[], int] = os.fork
-) -> Any:
+def in_fork(function, timeout=HUNG, fork=os.fork):
     """Call *function* in a forked child of this process, and return its answer, as of JSON."""
     reading, writing = os.pipe()
     pid = fork()
@@ -178,7 +167,7 @@ def in_fork(
         os.waitpid(pid, 0)
 
 
-def _read_all(reading: int, pid: int, timeout: float) -> bytes:
+def _read_all(reading, pid, timeout):
     import select
     import signal
 

@@ -16,16 +16,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
 
 ENDED = "the program has ended with"  # In the log.
 
 
-def main() -> None:
+def main():
     """Guard the programs of the job in the current folder."""
     if os.fork():
         return
-    job: dict[str, Any] = json.loads(sys.argv[1])
+    job = json.loads(sys.argv[1])
     folder = Path.cwd()
     with Path("log").open("ab") as log:
         programs = [
@@ -54,7 +53,7 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _nobody_has(users: IO[str]) -> bool:
+def _nobody_has(users):
     """Whether no process holds its shared lock any more; the kernel frees that of a dead one."""
     with suppress(BlockingIOError):
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +61,7 @@ def _nobody_has(users: IO[str]) -> bool:
     return False
 
 
-def _end(program: subprocess.Popen[bytes], number: int) -> None:
+def _end(program, number):
     program.send_signal(number)
     with suppress(subprocess.TimeoutExpired):
         program.wait(10)

@@ -7,16 +7,11 @@ import signal
 import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_redislock.backends.redis.pool import Loops
 from django_redislock.transactions import note_collection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from types import FrameType
 
 CALLBACKS = {
     note_collection.__qualname__,
@@ -28,10 +23,10 @@ CALLBACKS = {
 }
 
 
-_announced: list[str] = []  # Interrupts of the test that runs.
+_announced = []  # Interrupts of the test that runs.
 
 
-def announce() -> None:
+def announce():
     """Say that this test interrupts code anywhere.
 
     If redis-py is interrupted while it connects, it leaves its socket to the garbage collector,
@@ -41,7 +36,7 @@ def announce() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, Any, Any]:
+def pytest_runtest_call():
     """Collect here what interrupts have left open."""
     _announced.clear()
     try:
@@ -54,7 +49,7 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
 
 
 @contextmanager
-def alarm(error: type[BaseException]) -> Iterator[Callable[[float], object]]:
+def alarm(error):
     """Raise *error* in this thread so many seconds after each call of what this returns.
 
     with alarm(TooLong) as set_alarm, pytest.raises(TooLong):
@@ -62,7 +57,7 @@ def alarm(error: type[BaseException]) -> Iterator[Callable[[float], object]]:
         distributed_lock("lottery").acquire()
     """
 
-    def ring(number: int, frame: FrameType | None) -> None:
+    def ring(number, frame):
         if drops_errors(frame):
             set_alarm(0.001)
         else:
@@ -78,7 +73,7 @@ def alarm(error: type[BaseException]) -> Iterator[Callable[[float], object]]:
         signal.signal(signal.SIGALRM, before)
 
 
-def drops_errors(frame: FrameType | None) -> bool:
+def drops_errors(frame):
     """Whether Python drops what is raised here, since it has called this for an object that goes.
 
     So it does in destructors, in callbacks of weak references, and in what the garbage collector

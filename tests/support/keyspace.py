@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from django_redislock.backends.memory.backend import Interpreter
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from tests.rules.model.server import writing
 
-if TYPE_CHECKING:
-    from django_redislock.rules.scripts import Script
-
 KEYS = lock_keys("test", "lottery")
 TTL = 10_000  # ms
 
 
-def token(who: str) -> str:
+def token(who):
     """The token of somebody, named by one letter."""
     return who * 32
 
 
-def lease_id(who: str) -> str:
+def lease_id(who):
     return who * 16
 
 
-def bell(who: str, process: str = "") -> str:
+def bell(who, process=""):
     """The channel on which somebody is rung: each in a process of its own, unless it is named."""
     return f"bell:{process or who}:1"
 
@@ -36,21 +33,21 @@ class Keyspace:
     _server = Interpreter()  # One for all: to compile the scripts takes longer than to run them.
     _heard: ClassVar[set[str]] = set()
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._server.clear()
         while self._heard:
             self._server.stop_listening(self._heard.pop().encode())
         self.us = 1_700_000_000_000_001  # Server time; its last digit is not 0, see lua/_grant.lua.
-        self.rung: list[tuple[str, str]] = []  # Channel and words of what somebody has heard.
+        self.rung = []  # Channel and words of what somebody has heard.
 
     @property
-    def ms(self) -> int:
+    def ms(self):
         return self.us // 1000
 
-    def advance(self, ms: int) -> None:
+    def advance(self, ms):
         self.us += 1000 * ms
 
-    def set_back(self, us: int) -> None:
+    def set_back(self, us):
         """Set the clock back; expiries are absolute times, as on a server."""
         keys = self._server.every_key()
         self._server.clear()
@@ -59,35 +56,26 @@ class Keyspace:
                 self._server.perform(*command)
         self.us -= us
 
-    def run(self, script: Script, *args: str | int, permit: int = 1) -> Any:
+    def run(self, script, *args, permit=1):
         keys = script.given(KEYS.of_permit(permit))
         answer, rings = self._server.run(script, self.us, keys, args)
         texts = map(_text, rings)
         self.rung += zip(texts, texts, strict=True)
         return _text(answer)
 
-    def do(self, *command: str | int) -> Any:
+    def do(self, *command):
         """Run one command."""
         return _text(self._server.perform(*command, us=self.us))
 
-    def listen(self, *waiters: str) -> None:
+    def listen(self, *waiters):
         """Let these hear their bells."""
         for who in waiters:
             self._heard.add(bell(who))
             self._server.listen(bell(who).encode())
 
     def acquire(
-        self,
-        who: str,
-        mode: str = "try",
-        *,
-        ttl: int = TTL,
-        ticket: str | int = 0,
-        markers: str = "",
-        process: str = "",
-        limit: int = 1,
-        owner: str = "",
-    ) -> Any:
+        self, who, mode="try", *, ttl=TTL, ticket=0, markers="", process="", limit=1, owner=""
+    ):
         """Ask for the lock, or one of its permits; with markers or without, as clients do."""
         script = scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE
         if limit > 1:
@@ -95,40 +83,40 @@ class Keyspace:
         args = token(who), lease_id(who), ttl, mode, ticket, markers, "r", owner or f"by-{who}"
         return self.run(script, *args, *([limit] if limit > 1 else []), bell(who, process))
 
-    def hold(self, who: str, *, lasts: int = TTL) -> Any:
+    def hold(self, who, *, lasts=TTL):
         """Ask for the lock as an operator, so that nobody has it."""
         named = "hold" + who * 28, lease_id(who)
         return self.run(scripts.ACQUIRE, *named, lasts, "hold", 0, "", "-", f"by-{who}", "")
 
-    def renew(self, who: str, count: str, ttl: int = TTL) -> Any:
+    def renew(self, who, count, ttl=TTL):
         return self.run(scripts.RENEW, token(who), ttl, count)
 
-    def release(self, who: str, permit: int = 1) -> Any:
+    def release(self, who, permit=1):
         return self.run(scripts.RELEASE, token(who), permit=permit)
 
-    def leave(self, who: str, *limit: int, fence: str = "") -> Any:
+    def leave(self, who, *limit, fence=""):
         return self.run(scripts.LEAVE, token(who), fence, *limit)
 
-    def look(self) -> Any:
+    def look(self):
         return self.run(scripts.LOOK)
 
     @property
-    def lock(self) -> str:
+    def lock(self):
         """What the lock key holds; "" if there is none."""
         return self.do("GET", KEYS.lock) or ""
 
-    def holders(self, limit: int) -> str:
+    def holders(self, limit):
         """Who has the permits, the first one first; a dot where nobody has."""
         keys = [KEYS.of_permit(number).lock for number in range(1, limit + 1)]
         return "".join((self.do("GET", key) or ".....")[4] for key in keys)
 
     @property
-    def left(self) -> int:
+    def left(self):
         """The ms that are left of the lock key."""
         return int(self.do("PTTL", KEYS.lock))
 
     @property
-    def queue(self) -> str:
+    def queue(self):
         """Who waits, the first to be served first."""
         members = iter(self.do("ZRANGE", KEYS.queue, 0, -1))
         waiters = dict(zip(members, members, strict=True))
@@ -136,37 +124,28 @@ class Keyspace:
         return "".join(token[-1] for token in waiters)
 
     @property
-    def past(self) -> list[str]:
+    def past(self):
         """The timeline, the oldest entry first."""
         return list(self.do("LRANGE", KEYS.past, 0, -1))
 
-    def scores(self, key: str) -> dict[str, float]:
+    def scores(self, key):
         """The members of a sorted set with their scores."""
         found = iter(self.do("ZRANGE", key, 0, -1, "WITHSCORES"))
         return {member: float(score) for member, score in zip(found, found, strict=True)}
 
-    def fields(self, key: str) -> dict[str, str]:
+    def fields(self, key):
         """The fields of a hash."""
         found = iter(self.do("HGETALL", key))
         return dict(zip(found, found, strict=True))
 
 
-def value(
-    who: str,
-    state: str = "hr00000",
-    *,
-    fence: int,
-    since: int,
-    ttl: int = TTL,
-    confirm_by: int = 0,
-    channel: str = "",
-) -> str:
+def value(who, state="hr00000", *, fence, since, ttl=TTL, confirm_by=0, channel=""):
     """What the lock key holds while it is somebody's; see lua/_lease.lua."""
     head = token(who) + state + lease_id(who)
     return f"{head}|{fence}|{since}|{ttl}|{confirm_by}|{channel}|by-{who}"
 
 
-def _text(answer: Any) -> Any:
+def _text(answer):
     if isinstance(answer, list):
         return [*map(_text, answer)]
     return answer.decode() if isinstance(answer, bytes) else answer

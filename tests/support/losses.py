@@ -10,21 +10,21 @@ class Loss:
     machine may ask at any time, and a lease goes by the first answer.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason):
         self.reason = reason
         self._told = {reason}  # Whatever may have been told until now.
 
-    def is_taken(self) -> None:
+    def is_taken(self):
         """Somebody else has the lock, or this permit."""
         if self.reason == "expired":
             self._told.add("taken")
 
-    def is_forgotten(self) -> None:
+    def is_forgotten(self):
         """The server no longer remembers that the lease was forced open."""
         self.reason = "expired"
         self._told.add("expired")
 
-    def told(self, known: str | None, others: bool) -> str:
+    def told(self, known, others):
         """What the owner is told now, if it has *known* that reason, and *others* have the lock."""
         if others:
             self.is_taken()

@@ -14,12 +14,12 @@ MadeOnce = Callable[[str, Callable[[Path], Path]], Path]
 
 
 @pytest.fixture(scope="session")
-def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+def made_once(request, tmp_path_factory):
     """Give a name, and how to make it in an empty folder; returns where it is."""
     base = tmp_path_factory.getbasetemp()
     of_run = base.parent if is_xdist_worker(request) else base
 
-    def made(name: str, make: Callable[[Path], Path]) -> Path:
+    def made(name, make):
         where = of_run / f"{name}.where"
         with (of_run / f"{name}.turn").open("a") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)

@@ -17,14 +17,9 @@ So do both kinds of server, for a test that asks for one (`server`, `locks`, `pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.support.servers import KIND, KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 UNSCRIPTED = "unscripted"
 MEMORY = "memory"
@@ -56,7 +51,7 @@ unscripted = places(UNSCRIPTED)
 only_redis = pytest.mark.parametrize("server_kind", ["redis"], indirect=True)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--everywhere", action="store_true", help="every test in every place")
     parser.addoption(
         "--quick",
@@ -65,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Choose the places and the kinds of servers of a test, unless it names them itself."""
     test, wanted = metafunc.definition, {"place", "server_kind"} & set(metafunc.fixturenames)
     for mark in test.iter_markers("parametrize"):
@@ -80,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server_kind", _chosen(KINDS, test), indirect=True)
 
 
-def _chosen(written_for: Sequence[str], test: pytest.Item) -> Iterable[str]:
+def _chosen(written_for, test):
     """Of the places that a test is written for, those to run it in; if none of them is, all."""
     if test.config.getoption("quick"):
         reached = QUICK

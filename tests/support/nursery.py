@@ -19,20 +19,16 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from tests import ROOT
 from tests.support.servers import tied_to_us
 from tests.support.waiting import HUNG, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PACKAGE = "TESTS_PACKAGE"  # In an environment, the folder of the package if it is another one.
 
 
-def environment_for(settings: str = "tests.settings", *, package: str = "") -> dict[str, str]:
+def environment_for(settings="tests.settings", *, package=""):
     """That of a Python with these Django settings, which finds the tests.
 
     Args:
@@ -48,14 +44,8 @@ def environment_for(settings: str = "tests.settings", *, package: str = "") -> d
 
 
 def start_python(
-    function: str,
-    *arguments: str,
-    files: Sequence[int],
-    environment: Mapping[str, str],
-    prelude: str = "",
-    forked: bool = True,
-    start_new_session: bool = False,
-) -> Fork | subprocess.Popen[bytes]:
+    function, *arguments, files, environment, prelude="", forked=True, start_new_session=False
+):
     """Call *function*, named as "module:name", in a Python of its own.
 
     Args:
@@ -84,12 +74,12 @@ def start_python(
 class Fork:
     """What a Popen has that tests use."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid):
         self.pid = pid
-        self.returncode: int | None = None
+        self.returncode = None
         self._reaping = threading.Lock()  # The status is there for one thread only.
 
-    def poll(self) -> int | None:
+    def poll(self):
         """The exit status, if it has ended."""
         with self._reaping:
             if self.returncode is None:
@@ -98,24 +88,24 @@ class Fork:
                     self.returncode = os.waitstatus_to_exitcode(status)
             return self.returncode
 
-    def wait(self, timeout: float = HUNG) -> int:
+    def wait(self, timeout=HUNG):
         """Return the exit status once it has ended."""
         wait_until(lambda: self.poll() is not None, timeout, f"{self.pid} ends", every=0.002)
         assert self.returncode is not None
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number):
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def kill(self):
         self.send_signal(signal.SIGKILL)
 
 
 class Nursery:
     """A process that forks on demand, with a version of the package: see environment_for()."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package):
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = environment_for(package=package)
         code = f"from tests.support import nursery; nursery.serve({theirs.fileno()})"
@@ -129,23 +119,16 @@ class Nursery:
         theirs.close()
         atexit.register(self.close)
 
-    def begins_as_in(self, environment: Mapping[str, str]) -> bool:
+    def begins_as_in(self, environment):
         """Whether a new Python would begin as this one has begun."""
 
-        def at_the_start(variables: Mapping[str, str]) -> dict[str, str]:
+        def at_the_start(variables):
             read = ("PYTHON", "LD_", "DJANGO_SETTINGS_MODULE")
             return {name: variables[name] for name in variables if name.startswith(read)}
 
         return at_the_start(environment) == at_the_start(self._environment)
 
-    def fork(
-        self,
-        function: str,
-        arguments: Sequence[str],
-        files: Sequence[int],
-        environment: Mapping[str, str],
-        start_new_session: bool,
-    ) -> Fork:
+    def fork(self, function, arguments, files, environment, start_new_session):
         """See start_python()."""
         job = [function, arguments, dict(environment), start_new_session, os.getpid()]
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Its grandchild, an orphan, is to be our child.
@@ -155,19 +138,19 @@ class Nursery:
         finally:
             _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
-    def close(self) -> None:
+    def close(self):
         """End it."""
         self._line.close()
         self._process.wait(HUNG)
 
 
 @functools.cache
-def nursery(package: str = "") -> Nursery:
+def nursery(package=""):
     """That of this process for a version, from when it is first asked for."""
     return Nursery(package)
 
 
-def serve(line: int) -> None:
+def serve(line):
     """In the nursery: fork whenever told to, until nobody is there to tell."""
     import celery.bin.celery
     import celery.bin.worker
@@ -199,7 +182,7 @@ def serve(line: int) -> None:
     _live(job, files)
 
 
-def _live(job: bytes, files: list[int]) -> None:
+def _live(job, files):
     """In a fork: become what is asked for, and do it."""
     from django.conf import settings
 
@@ -220,5 +203,5 @@ def _live(job: bytes, files: list[int]) -> None:
     getattr(__import__(module, fromlist=[name]), name)()
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option, value):
     assert ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0

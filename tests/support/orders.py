@@ -14,11 +14,7 @@ from django.db import connections
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from pytest_django import DjangoDbBlocker
+    pass
 
 T = TypeVar("T")
 
@@ -30,7 +26,7 @@ class OnPurpose(Exception):
 
 
 @pytest.fixture
-def databases(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+def databases(tmp_path, django_db_blocker):
     """Two databases more than the settings have, without any orders."""
     with django_db_blocker.unblock():
         for alias in (SHOP, AUDIT):
@@ -45,29 +41,29 @@ def databases(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[No
             del connections[alias], connections.settings[alias]
 
 
-def close_connections() -> None:
+def close_connections():
     """Close those of this thread."""
     for alias in (SHOP, AUDIT):
         connections[alias].close()
 
 
-def orders() -> int:
+def orders():
     """How many orders there are in the shop."""
     with connections[SHOP].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM orders")
         return int(cursor.fetchone()[0])
 
 
-def order() -> None:
+def order():
     """Add one."""
     with connections[SHOP].cursor() as cursor:
         cursor.execute("INSERT INTO orders DEFAULT VALUES")
 
 
-def in_thread_of_its_own(function: Callable[[], T]) -> Future[T]:
+def in_thread_of_its_own(function):
     """Call *function* in a new thread, and close its connections then."""
 
-    def call() -> T:
+    def call():
         try:
             return function()
         finally:

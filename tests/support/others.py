@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_redislock import distributed_lock, held
 from django_redislock.rules import flows
@@ -25,33 +25,24 @@ from tests.support.stored import NAME, immortal, keys_of, load_scripts
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-    from pytest_django import Settings
-
-    from django_redislock.lease import Lease
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks
+    pass
 
 RIVAL = "rival"
 
 
-def held_by_other(name: str, **options: Any) -> AbstractContextManager[None]:
+def held_by_other(name, **options):
     """Let another machine hold the lock during a block."""
     return LockTestKit().simulate_held_by_other(name, **options)
 
 
-def held_by(
-    name: str, host: str = "web-3", task: str = "", ttl: float = 60, limit: int | None = None
-) -> AbstractContextManager[None]:
+def held_by(name, host="web-3", task="", ttl=60, limit=None):
     """Let a machine with that name hold the lock, or a permit, during a block, for that task."""
     task_id = "id-1" if task else ""
     owner = Owner(host=host, pid=4711, thread="MainThread", task=task, task_id=task_id)
     return held_by_other(name, ttl=ttl, owner=owner, limit=limit)
 
 
-def ending_of(lease: Lease) -> flows.Ending:
+def ending_of(lease):
     """A release of *lease* that leaves nothing behind, for a flow."""
     return flows.Ending(
         name=lease.name,
@@ -68,7 +59,7 @@ def ending_of(lease: Lease) -> flows.Ending:
     )
 
 
-def add_rival(settings: Settings, locks: Locks, **options: Any) -> None:
+def add_rival(settings, locks, **options):
     """Add an alias for the same locks straight on the server, as another process would use it."""
     default = settings.REDISLOCK["default"]
     # It does not give up while a test has the server stand still.
@@ -78,7 +69,7 @@ def add_rival(settings: Settings, locks: Locks, **options: Any) -> None:
 
 
 @contextmanager
-def against_rival(locks: Locks, settings: Settings) -> Iterator[None]:
+def against_rival(locks, settings):
     """Let another process want the same locks during the block; no key may then stay for ever."""
     add_rival(settings, locks)
     load_scripts(locks)
@@ -86,12 +77,12 @@ def against_rival(locks: Locks, settings: Settings) -> Iterator[None]:
     assert immortal(locks) == []
 
 
-def rival(name: str = NAME, **options: Any) -> Lock:
+def rival(name=NAME, **options):
     """A handle of the rival, who tries once unless told otherwise."""
     return distributed_lock(name, using=RIVAL, **{"wait": 0, **options})
 
 
-def hold(name: str = NAME, **options: Any) -> None:
+def hold(name=NAME, **options):
     """In a child: wait for the lock, tell the fence, and hold the lock until told otherwise."""
     with distributed_lock(name, **options) as lease:
         say(lease.fence)
@@ -101,17 +92,17 @@ def hold(name: str = NAME, **options: Any) -> None:
 # Who waits
 
 
-def waiters(name: str) -> int:
+def waiters(name):
     """How many wait for the lock, as everybody can see."""
     seen = held.get(name)
     return seen.waiters if seen else 0
 
 
-def queued(locks: Locks, name: str = NAME) -> int:
+def queued(locks, name=NAME):
     """How many stand in the queue, by a look past the locks of the test and any proxy."""
     return int(locks.redis.zcard(keys_of(locks, name).queue)) // 2  # A token and a record each.
 
 
-def bells(locks: Locks) -> int:
+def bells(locks):
     """How many listen to be told that the lock is theirs."""
     return len(locks.redis.pubsub_channels(f"{locks.prefix}:bell:*"))

@@ -20,7 +20,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -38,12 +38,7 @@ from tests.support.proxy import Proxy
 from tests.support.stored import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from django_redislock.backends.base import Indexed
-    from django_redislock.rules.options import Terms
-    from django_redislock.rules.steps import Flow
-    from django_redislock.rules.stored import Owner
+    pass
 
 FIRST, SECOND = 1, 2
 BYSTANDER = "bystander".ljust(32, "0")
@@ -51,11 +46,11 @@ BYSTANDER_ID = "b" * 16
 ARGS = BYSTANDER, BYSTANDER_ID, 600_000, "try", b"0", "", "-", b"{}", ""  # And no channel.
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--permits", action="store_true", help="every lock is one of two permits")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Run a test that is marked twice."""
     test = metafunc.definition
     if "permits" not in metafunc.fixturenames:
@@ -68,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def permits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def permits(request, monkeypatch):
     """Have each lock of the test be a permit, if it is to be."""
     left = getattr(request, "param", None)
     if not left:
@@ -76,7 +71,7 @@ def permits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return
     for mark in request.node.iter_markers("no_permit"):
         pytest.skip(f"not as a permit: {mark.args[0]}")
-    seen: set[str] = set()
+    seen = set()
     _have_permits(left, seen, partial(_stand_by, request, left), monkeypatch.setattr)
     rule = Proxy.rule_for_script
     sent = {scripts.ACQUIRE.sha: scripts.ACQUIRE_PERMIT.sha}
@@ -93,10 +88,10 @@ def permits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     yield
 
 
-def _leave_bystanders_out(seen: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def _leave_bystanders_out(seen, monkeypatch):
     listed = Backend.held_permits
 
-    def without_bystanders(backend: Backend, *args: Any, **how: Any) -> Indexed:
+    def without_bystanders(backend, *args, **how):
         found = listed(backend, *args, **how)
         permits = [one for one in found.permits if one.number != 2 or one.name not in seen]
         return found._replace(permits=permits, total=max(found.total - len(seen), len(permits)))
@@ -104,15 +99,13 @@ def _leave_bystanders_out(seen: set[str], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Backend, "held_permits", without_bystanders)
 
 
-def _stand_by_early(
-    request: pytest.FixtureRequest, seen: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _stand_by_early(request, seen, monkeypatch):
     """Have the bystander come as soon as the server is known, and again if its data is lost."""
     from tests.conftest import Locks
 
     apply = Locks._apply
 
-    def early(locks: Locks, default: dict[str, Any]) -> None:  # A test may break the server next.
+    def early(locks, default):  # A test may break the server next.
         apply(locks, default)
         seen.discard(NAME)
         if "BACKEND" not in default:  # Else it is there when a lock is asked for.
@@ -125,14 +118,14 @@ def _stand_by_early(
     if place is not None:
         lose = place.lose_data
 
-        def lose_data() -> None:
+        def lose_data():
             lose()
             _stand_by(request, SECOND, NAME)
 
         monkeypatch.setattr(place, "lose_data", lose_data)
 
 
-def in_child() -> None:
+def in_child():
     """In a child process of a test: have each lock be a permit, if those of the test are."""
     if left := int(os.environ.get(PERMIT_LEFT, "0")):
         # On one server the test has seen to it, for the name that most have.
@@ -140,15 +133,10 @@ def in_child() -> None:
         _have_permits(left, seen, partial(_stand_by_itself, left), setattr)
 
 
-def _have_permits(
-    left: int,
-    seen: set[str],
-    stand_by: Callable[[str], None],
-    patch: Callable[[Any, str, Any], None],
-) -> None:
+def _have_permits(left, seen, stand_by, patch):
     init = FirstTry.__init__
 
-    def of_permit(form: FirstTry, name: str, owner: Owner, terms: Terms, *more: Any) -> None:
+    def of_permit(form, name, owner, terms, *more):
         # The bystander is there before anybody asks. Without a lock, which a fork or the handler of
         # a signal could find taken: to ask twice does no harm.
         if name not in seen and terms.limit == 1:
@@ -158,7 +146,7 @@ def _have_permits(
 
     taken = Backend.is_taken
 
-    def is_taken(backend: Backend, wanted: Sequence[tuple[str, int | None]]) -> Flow[bool]:
+    def is_taken(backend, wanted):
         return taken(backend, [(name, max(limit or 1, 2)) for name, limit in wanted])
 
     patch(FirstTry, "__init__", of_permit)
@@ -170,7 +158,7 @@ def _have_permits(
             patch(module, "lock_keys", _keys_of_the_second)
     every = held.list
 
-    def of_tests(**how: Any) -> held.HeldLocks:
+    def of_tests(**how):
         found = every(**how)
         rows = [_without_number(one) for one in found if one.id != BYSTANDER_ID]
         found.total -= len(found) - len(rows)
@@ -179,7 +167,7 @@ def _have_permits(
 
     look = held.get
 
-    def get(name: str, **how: Any) -> held.HeldLock | None:
+    def get(name, **how):
         found = look(name, **{"permit": SECOND, **how})
         return found and _without_number(found)
 
@@ -189,18 +177,18 @@ def _have_permits(
         patch(held, function.__name__, partial(function, permit=SECOND))
 
 
-def _without_number(row: held.HeldLock) -> held.HeldLock:
+def _without_number(row):
     return replace(row, name=row.key.name)
 
 
-def _keys_of_the_second(prefix: str, name: str, permit: int = SECOND) -> Any:
+def _keys_of_the_second(prefix, name, permit=SECOND):
     return lock_keys(prefix, name, permit)
 
 
-def _stand_by(request: pytest.FixtureRequest, left: int, name: str) -> None:
+def _stand_by(request, left, name):
     """Give the other permit to the bystander, past any proxy."""
     wanted = request.fixturenames
-    locks: Any = []
+    locks = []
     if "place" in wanted:
         locks = getattr(request.getfixturevalue("place"), "locks", [])
     elif "locks" in wanted:
@@ -212,12 +200,12 @@ def _stand_by(request: pytest.FixtureRequest, left: int, name: str) -> None:
         _stand_by_itself(left, name)
 
 
-def _stand_by_itself(left: int, name: str) -> None:
+def _stand_by_itself(left, name):
     call = Call(scripts.ACQUIRE, name, ARGS[:-1], 5.0, permit=SECOND + FIRST - left)
     with suppress(LockUnavailable):  # There may be no server at all, on purpose.
         backends["default"].call_many([call])
 
 
-def _stand_on(server: Any, prefix: str, name: str, left: int) -> None:
+def _stand_on(server, prefix, name, left):
     keys = scripts.ACQUIRE.given(lock_keys(prefix, name, SECOND + FIRST - left))
     server.eval(scripts.ACQUIRE.source, len(keys), *keys, *ARGS)

@@ -27,28 +27,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tests import ROOT
 from tests.support.nursery import environment_for, start_python
 from tests.support.servers import stop_process
 from tests.support.waiting import HUNG
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
 PERMIT_LEFT = "TESTS_PERMIT"  # In an environment: see tests/support/permits.py.
 
 
-def say(value: Any) -> None:
+def say(value):
     """In a child: tell the test."""
     # In one piece, also where PYTHONUNBUFFERED is set: a forked child of it may speak meanwhile.
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
-def hear() -> Any:
+def hear():
     """In a child: wait for what the test sends; end quietly when it is gone."""
     line = sys.stdin.readline()
     if not line:
@@ -68,16 +63,7 @@ class Child:
         forked: It may be a fork. Not worth it for a package that few children have.
     """
 
-    def __init__(
-        self,
-        code: str | Callable[..., Any],
-        *args: Any,
-        redislock: dict[str, Any],
-        prelude: str = "",
-        package: str = "",
-        forked: bool = True,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, code, *args, redislock, prelude="", package="", forked=True, **kwargs):
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         heard, self.stdin = _pipe()
         self._stdout, said = _pipe()
@@ -98,21 +84,21 @@ class Child:
         self.send({"code": code, "args": args, "kwargs": kwargs})
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         """The process id."""
         return self.process.pid
 
     @property
-    def stderr(self) -> str:
+    def stderr(self):
         """All that the child wrote there so far: its logging, its traceback."""
         self._stderr.seek(0)
         return self._stderr.read().decode(errors="replace")
 
-    def send(self, value: Any) -> None:
+    def send(self, value):
         """Send what the child's hear() returns."""
         self.stdin.write(json.dumps(value).encode() + b"\n")
 
-    def read(self, timeout: float = HUNG) -> Any:
+    def read(self, timeout=HUNG):
         """Return the next thing that the child said; fail if it ends or stays silent."""
         deadline = time.monotonic() + timeout
         while b"\n" not in self._unread:
@@ -126,43 +112,41 @@ class Child:
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
-    def has_spoken(self) -> bool:
+    def has_spoken(self):
         """Whether read() would not have to wait."""
         return b"\n" in self._unread or bool(select.select([self._stdout], [], [], 0)[0])
 
-    def wait(self, timeout: float = HUNG) -> int:
+    def wait(self, timeout=HUNG):
         """Return the exit status once the child has ended; minus the signal that killed it."""
         return self.process.wait(timeout)
 
-    def stop(self) -> None:
+    def stop(self):
         """Freeze the child (SIGSTOP), and return once it stands still."""
         stop_process(self.pid)
 
-    def cont(self) -> None:
+    def cont(self):
         """Let a frozen child go on (SIGCONT)."""
         os.kill(self.pid, signal.SIGCONT)
 
-    def kill(self) -> None:
+    def kill(self):
         """End the child without a chance to clean up (SIGKILL), also when it is frozen."""
         self.process.kill()
         self.process.wait(HUNG)
 
-    def close(self) -> None:
+    def close(self):
         """End the child whatever its state."""
         self.kill()
         for file in (self.stdin, self._stdout, self._stderr):
             file.close()
 
 
-def _pipe() -> tuple[BinaryIO, BinaryIO]:
+def _pipe():
     """The end to read from, and the one to write to."""
     reads, writes = os.pipe()
     return os.fdopen(reads, "rb", buffering=0), os.fdopen(writes, "wb", buffering=0)
 
 
-def python(
-    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = HUNG
-) -> subprocess.CompletedProcess[str]:
+def python(*arguments, cwd=ROOT, env=None, timeout=HUNG):
     """Run another Python to its end, and return what it printed; fail if it does."""
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -177,7 +161,7 @@ def python(
     return done
 
 
-def main() -> None:
+def main():
     """In a child: set Django up and run what the test asked for."""
     import django
 
@@ -197,7 +181,7 @@ def main() -> None:
         asyncio.run(answer)
 
 
-def _in_child() -> None:
+def _in_child():
     if PERMIT_LEFT in os.environ:  # It knows the package too well for another version of it.
         from tests.support.permits import in_child
 

@@ -17,7 +17,6 @@ import urllib.request
 from contextlib import ExitStack
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Self
 
 from django.core.management import CommandError, call_command
 
@@ -25,20 +24,16 @@ from django_redislock.management.console import UNAVAILABLE
 from tests.support.servers import free_port, tied_to_us
 from tests.support.waiting import HUNG, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
 EVERY = "200ms"  # Between scrapes, and between evaluations of the rules.
 MISSING = "no prometheus here: install Debian's package of that name"
 
 
-def is_here() -> bool:
+def is_here():
     """Whether this machine has Prometheus and its tool."""
     return bool(shutil.which("prometheus") and shutil.which("promtool"))
 
 
-def promtool(*args: str, said: str = "") -> str:
+def promtool(*args, said=""):
     """Run promtool; fail with what it complains of, if anything."""
     ran = subprocess.run(
         ["promtool", *args], input=said, capture_output=True, text=True, timeout=HUNG, check=False
@@ -47,7 +42,7 @@ def promtool(*args: str, said: str = "") -> str:
     return ran.stdout + ran.stderr
 
 
-def locks_metrics(*args: str) -> str:
+def locks_metrics(*args):
     """What ``manage.py locks metrics`` prints, whatever its exit status."""
     out = io.StringIO()
     try:
@@ -69,22 +64,15 @@ class Prometheus:
         also: Addresses that are scraped too, if anybody listens there.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        metrics: Callable[[], str],
-        *,
-        rules: str = "",
-        also: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, folder, metrics, *, rules="", also=()):
         self._folder, self._metrics, self._also = folder, metrics, also
         (folder / "rules.yml").write_text(rules)
         self._port = free_port()
         self._over = threading.Event()
-        self._failure: Exception | None = None
+        self._failure = None
         self._content = b""
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         with ExitStack() as stack:
             target = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
             for work in (self._look, partial(target.serve_forever, poll_interval=0.05)):
@@ -120,10 +108,10 @@ class Prometheus:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self._stack.close()
 
-    def ask(self, path: str, **parameters: Any) -> Any:
+    def ask(self, path, **parameters):
         """The data of an answer of its HTTP API; a query that does not parse fails."""
         if self._failure is not None:
             raise self._failure
@@ -135,12 +123,12 @@ class Prometheus:
             with error:  # It has the connection.
                 raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
-    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+    def query(self, expression):
         """The labels and the value of each result of now."""
         found = self.ask("query", query=expression)["result"]
         return [(one["metric"], float(one["value"][1])) for one in found]
 
-    def firing(self) -> set[tuple[str, str]]:
+    def firing(self):
         """The alerts that fire, each with the job or the alias it is about, if any."""
         return {
             (
@@ -151,30 +139,30 @@ class Prometheus:
             if one["state"] == "firing"
         }
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self):
         try:
             return bool(self._content and self.query("up == 1"))
         except (OSError, AssertionError):  # It does not listen yet, or does not serve yet.
             return False
 
-    def _look(self) -> None:
+    def _look(self):
         while self._failure is None and not self._over.wait(0.1):
             try:
                 self._content = self._metrics().encode()
             except Exception as error:
                 self._failure = error
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self):
         prometheus = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.end_headers()
                 self.wfile.write(prometheus._content)
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, *_):
                 """Say nothing."""
 
         return Handler

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROMISES = tuple(f"P{number}" for number in range(1, 11))
 RULES = tuple(f"R{number}" for number in range(1, 16))
@@ -26,13 +22,13 @@ LIMITS = tuple(f"N{number}" for number in range(1, 8))
 KNOWN = PROMISES + RULES + LIMITS
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--proves", metavar="NAME", choices=KNOWN, help="only the tests of this claim, such as P1"
     )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Refuse a test that claims to prove what nobody has claimed."""
     for mark in metafunc.definition.iter_markers("proves"):
         if unknown := [name for name in mark.args or [None] if name not in KNOWN]:
@@ -41,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     if name := config.getoption("proves"):
         others = [
             item
@@ -52,19 +48,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in others]
 
 
-def proofs_of_claims() -> dict[str, Counter[str]]:
+def proofs_of_claims():
     """For each claim, how many marked tests are in which file, as "faults/test_network".
 
     It reads the files, since a run of some of the tests has collected no others.
     """
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    found = defaultdict(Counter)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in _names_proven_in(path.read_text()):
             found[name][str(path.relative_to(ROOT / "tests").with_suffix(""))] += 1
     return dict(found)
 
 
-def _names_proven_in(source: str) -> Iterator[str]:
+def _names_proven_in(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for mark in node.decorator_list:

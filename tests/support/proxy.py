@@ -33,16 +33,12 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.servers import Endpoint, free_port
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from io import BufferedReader
-
 
 BEFORE = {"cut_before", "hang_before", "delay", "hold"}
 AFTER = {"cut_after", "hang_after", "delayreply"}
@@ -69,7 +65,7 @@ class Command:
     rule: Rule | None = None
     frames_due: int = 1  # One, but for SUBSCRIBE a b c, which is confirmed thrice.
 
-    def __str__(self) -> str:
+    def __str__(self):
         shown = " ".join(arg[:40].decode(errors="backslashreplace") for arg in self.args)
         return f"{self.link}: {self.name} {shown} -> {self.action}"
 
@@ -86,7 +82,7 @@ class Rule:
     probability: float | None
     hits: int = 0  # How often it has acted; "after" rules act once the server has run the command.
 
-    def wait(self, hits: int = 1, timeout: float = HUNG) -> None:
+    def wait(self, hits=1, timeout=HUNG):
         """Return once the rule has acted."""
         wait_until(lambda: self.hits >= hits, timeout, f"rule {self.name} {self.action} acts")
 
@@ -100,7 +96,7 @@ class Frame:
     value: Any
 
     @property
-    def head(self) -> Any:
+    def head(self):
         """The first item of an array or a push: what sort of message it is."""
         return self.value[0] if isinstance(self.value, list) and self.value else None
 
@@ -113,19 +109,19 @@ class Proxy(Endpoint):
         seed: For rules with a probability.
     """
 
-    def __init__(self, server: Endpoint, *, seed: int = 0) -> None:
+    def __init__(self, server, *, seed=0):
         super().__init__()
         self.server = server
         self.kind = server.kind
-        self.log: list[Command] = []
-        self.pushes: list[list[Any]] = []  # Messages that the server sent unasked and that passed.
+        self.log = []
+        self.pushes = []  # Messages that the server sent unasked and that passed.
         self.pushes_dropped = 0
-        self._pushes_to_drop: float = 0
-        self._rules: list[Rule] = []
-        self._rewrites: dict[str, Callable[[bytes], bytes]] = {}
+        self._pushes_to_drop = 0
+        self._rules = []
+        self._rewrites = {}
         self._random = random.Random(seed)
         self._lock = threading.Lock()
-        self._links: list[_Link] = []
+        self._links = []
         self._made = 0
         self._black = False  # Is this a black hole?
         self._gate = threading.Condition()  # Where links wait for the end of that.
@@ -134,20 +130,12 @@ class Proxy(Endpoint):
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind(("127.0.0.1", self.port))
-        self._accepter: threading.Thread | None = None
+        self._accepter = None
         self._listen()
 
     # Rules
 
-    def rule(
-        self,
-        name: str,
-        action: str,
-        *,
-        times: int | None = 1,
-        match: Match = None,
-        probability: float | None = None,
-    ) -> Rule:
+    def rule(self, name, action, *, times=1, match=None, probability=None):
         """Do *action* to the next commands called *name*; the oldest rule that applies acts.
 
         Args:
@@ -172,13 +160,13 @@ class Proxy(Endpoint):
             self._rules.append(rule)
         return rule
 
-    def rule_for_script(self, sha: str, action: str, *, times: int | None = 1) -> Rule:
+    def rule_for_script(self, sha, action, *, times=1):
         """Do *action* to the next runs of one script, be it sent by EVALSHA or by EVAL.
 
         With a "before" action, mind that the first EVALSHA on a fresh server runs nothing.
         """
 
-        def runs_it(args: Args) -> bool:
+        def runs_it(args):
             # Of a SHA-1, EVALSHA has the digits and EVAL has the text.
             return bool(args) and sha.encode() in (
                 args[0].lower(),
@@ -187,24 +175,24 @@ class Proxy(Endpoint):
 
         return self.rule("EVAL*", action, times=times, match=runs_it)
 
-    def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
+    def rewrite(self, name, change):
         """Pass the bytes of each reply to commands called *name* through *change*: another server.
 
         INFO, for one, could say that a replica is connected, HELLO that the server is old.
         """
         self._rewrites[name.upper()] = change
 
-    def clear_rules(self) -> None:
+    def clear_rules(self):
         """Let everything pass again; what hangs keeps hanging."""
         with self._lock:
             self._rules.clear()
 
-    def drop_pushes(self, count: float = 1) -> None:
+    def drop_pushes(self, count=1):
         """Lose the next *count* messages that the server sends unasked."""
         with self._lock:
             self._pushes_to_drop = count
 
-    def forward_held(self) -> int:
+    def forward_held(self):
         """Send the commands on hold to the server; return how many, once it has run them."""
         held = [link for link in self._links if link.holds.is_set()]
         for link in held:
@@ -213,11 +201,11 @@ class Proxy(Endpoint):
 
     # The whole network
 
-    def blackhole(self) -> None:
+    def blackhole(self):
         """Accept connections and commands, pass nothing on, answer nothing."""
         self._black = True
 
-    def refuse(self) -> None:
+    def refuse(self):
         """Reset all connections and refuse new ones, as if no server ran."""
         assert self._accepter is not None
         with contextlib.suppress(OSError):  # It did not listen.
@@ -225,7 +213,7 @@ class Proxy(Endpoint):
         self._accepter.join()
         self.cut()
 
-    def heal(self, *, deliver: bool = False) -> None:
+    def heal(self, *, deliver=False):
         """End blackhole() and refuse().
 
         Connections that were in the black hole are reset, and what was sent into it is lost. With
@@ -238,7 +226,7 @@ class Proxy(Endpoint):
         if self._accepter is None or not self._accepter.is_alive():
             self._listen()
 
-    def cut(self) -> None:
+    def cut(self):
         """Reset all connections, and return when it is done."""
         with self._lock:  # A new one is there when it has begun.
             links = list(self._links)
@@ -247,7 +235,7 @@ class Proxy(Endpoint):
         for link in links:
             link.join()
 
-    def close(self) -> None:
+    def close(self):
         """End all connections and threads."""
         super().close()
         self.refuse()
@@ -255,21 +243,21 @@ class Proxy(Endpoint):
 
     # What passed
 
-    def commands(self, *names: str) -> list[Command]:
+    def commands(self, *names):
         """Return the commands so far that are called one of *names*."""
         return [command for command in list(self.log) if command.name in names]
 
-    def report(self, last: int = 40) -> str:
+    def report(self, last=40):
         """Return the last commands, one a line, for people."""
         return "\n".join(str(command) for command in self.log[-last:])
 
-    def idle_rules(self) -> list[Rule]:
+    def idle_rules(self):
         """Return the rules that should have acted by now and never did: a fault not injected."""
         return [rule for rule in self._rules if not rule.hits and rule.probability is None]
 
     # Called by the links
 
-    def judge(self, link: int, raw_args: list[bytes]) -> Command:
+    def judge(self, link, raw_args):
         """Log a command and decide what becomes of it."""
         name, args = raw_args[0].decode(errors="replace").upper(), tuple(raw_args[1:])
         command = Command(name=name, args=args, link=link, time=time.monotonic())
@@ -285,25 +273,25 @@ class Proxy(Endpoint):
                     break
         return command
 
-    def acts(self, command: Command) -> None:
+    def acts(self, command):
         """Count that a decision is carried out."""
         with self._lock:
             if command.rule is not None:
                 command.rule.hits += 1
 
-    def take_back(self, command: Command) -> None:
+    def take_back(self, command):
         """Undo a decision: the server did not run the command, so there is no "after"."""
         with self._lock:
             if command.rule is not None:
                 command.rule.left += 1
             command.action, command.rule = "pass", None
 
-    def rewritten(self, command: Command, frame: Frame) -> Frame:
+    def rewritten(self, command, frame):
         """The reply to a command as its client is to see it."""
         change = self._rewrites.get(command.name)
         return frame if change is None else replace(frame, raw=change(frame.raw))
 
-    def drops(self, push: Frame) -> bool:
+    def drops(self, push):
         """Log a push and decide whether it is lost."""
         with self._lock:
             if self._pushes_to_drop > 0:
@@ -313,28 +301,28 @@ class Proxy(Endpoint):
             self.pushes.append(push.value)
             return False
 
-    def lets_pass(self, over: threading.Event) -> bool:
+    def lets_pass(self, over):
         """Stand still while this is a black hole; False when the link is *over* instead."""
         with self._gate:
             self._gate.wait_for(lambda: not self._black or over.is_set())
         return not over.is_set()
 
-    def wake_links(self) -> None:
+    def wake_links(self):
         """Let those who stand still look again."""
         with self._gate:
             self._gate.notify_all()
 
-    def forget(self, link: _Link) -> None:
+    def forget(self, link):
         """Drop a connection that is over."""
         with self._lock:
             self._links.remove(link)
 
-    def _listen(self) -> None:
+    def _listen(self):
         self._listener.listen(128)
         self._accepter = threading.Thread(target=self._accept, name="proxy accepts", daemon=True)
         self._accepter.start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -357,9 +345,7 @@ class Proxy(Endpoint):
 class _Link:
     """One connection of a client and its twin to the server; a thread pumps each direction."""
 
-    def __init__(
-        self, proxy: Proxy, number: int, client: socket.socket, upstream: socket.socket
-    ) -> None:
+    def __init__(self, proxy, number, client, upstream):
         self._proxy = proxy
         self._number = number
         self._client = client
@@ -367,7 +353,7 @@ class _Link:
         for end in (client, upstream):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._changed = threading.Condition()
-        self._unanswered: deque[Command] = deque()  # What the server owes, in order.
+        self._unanswered = deque()  # What the server owes, in order.
         self._over = threading.Event()
         self._silent = False  # Half-open: reads and answers nothing any more.
         self._subscribed = False  # In RESP2, only this tells a push from a reply.
@@ -382,25 +368,25 @@ class _Link:
         ]
         self._pumping = len(self._pumps)
 
-    def start(self) -> None:
+    def start(self):
         for pump in self._pumps:
             pump.start()
 
-    def join(self) -> None:
+    def join(self):
         for pump in self._pumps:
             pump.join(HUNG)
             assert not pump.is_alive(), f"{pump.name} does not end"
 
-    def cut(self) -> None:
+    def cut(self):
         """Reset the client's connection. (The RST goes out when the last pump closes it.)"""
         _reset_on_close(self._client)
         self._hang_up()
 
-    def forward_held(self) -> None:
+    def forward_held(self):
         self._forward.set()
         wait_until(lambda: not self.holds.is_set(), message="the server runs the command on hold")
 
-    def _pump(self, direction: Callable[[], None]) -> None:
+    def _pump(self, direction):
         try:
             with contextlib.suppress(OSError):  # One of the two ends is gone.
                 direction()
@@ -414,7 +400,7 @@ class _Link:
                 self._upstream.close()
                 self._proxy.forget(self)
 
-    def _hang_up(self) -> None:
+    def _hang_up(self):
         """End both pumps, wherever they wait."""
         self._over.set()
         self._forward.set()
@@ -427,7 +413,7 @@ class _Link:
             with contextlib.suppress(OSError):
                 end.shutdown(how)
 
-    def _requests(self) -> None:
+    def _requests(self):
         with self._client.makefile("rb") as stream:
             while (frame := read_frame(stream)) is not None:
                 if not self._proxy.lets_pass(self._over):
@@ -440,7 +426,7 @@ class _Link:
                 if not self._pass_on(command, frame.raw):
                     return
 
-    def _pass_on(self, command: Command, raw: bytes) -> bool:
+    def _pass_on(self, command, raw):
         """Do a command's "before" action and send it on; False ends the connection."""
         if command.action == "hold":
             self.holds.set()
@@ -476,11 +462,11 @@ class _Link:
             self.holds.clear()
         return True
 
-    def _wait_answered(self) -> None:
+    def _wait_answered(self):
         with self._changed:
             self._changed.wait_for(lambda: not self._unanswered or self._over.is_set())
 
-    def _replies(self) -> None:
+    def _replies(self):
         with self._upstream.makefile("rb") as stream:
             while (frame := read_frame(stream)) is not None:
                 if not self._proxy.lets_pass(self._over):
@@ -511,7 +497,7 @@ class _Link:
                     self._unanswered.popleft()
                     self._changed.notify_all()
 
-    def _answered_by(self, frame: Frame) -> Command | None:
+    def _answered_by(self, frame):
         """Return the command that *frame* answers, or None if the server sent it unasked."""
         oldest = self._unanswered[0] if self._unanswered else None
         if not self._is_push(frame):
@@ -521,19 +507,19 @@ class _Link:
             return oldest
         return None
 
-    def _is_push(self, frame: Frame) -> bool:
+    def _is_push(self, frame):
         if frame.kind == b">":
             return True
         return self._subscribed and frame.kind == b"*" and frame.head in MESSAGES | CONFIRMATIONS
 
-    def _deliver(self, frame: Frame) -> None:
+    def _deliver(self, frame):
         if not self._silent:
             # A client that is gone is the other pump's business; a zombie's has long been.
             with contextlib.suppress(OSError):
                 self._client.sendall(frame.raw)
 
 
-def read_frame(stream: BufferedReader) -> Frame | None:
+def read_frame(stream):
     """Read one whole value of RESP2 or RESP3, or None at the end of the connection."""
     raw = bytearray()
     try:
@@ -543,7 +529,7 @@ def read_frame(stream: BufferedReader) -> Frame | None:
     return Frame(bytes(raw), kind, value)
 
 
-def _read_value(stream: BufferedReader, raw: bytearray) -> tuple[bytes, Any]:
+def _read_value(stream, raw):
     """Read one value, adding its bytes to *raw*."""
     line = stream.readline()
     while line == b"\n":  # A master is still at work on what it will send to its replica.
@@ -554,7 +540,7 @@ def _read_value(stream: BufferedReader, raw: bytearray) -> tuple[bytes, Any]:
     raw += line
     kind, rest = line[:1], line[1:-2]
 
-    def values(count: int) -> Iterator[Any]:
+    def values(count):
         for _ in range(count):
             yield _read_value(stream, raw)[1]
 
@@ -582,11 +568,11 @@ def _read_value(stream: BufferedReader, raw: bytearray) -> tuple[bytes, Any]:
     return kind, rest  # A line of its own, or a null ($-1, *-1, _).
 
 
-def _names(wanted: str, name: str) -> bool:
+def _names(wanted, name):
     return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
 
 
-def _matcher(match: Match) -> Callable[[Args], bool]:
+def _matcher(match):
     if match is None:
         return lambda args: True
     if callable(match):
@@ -595,6 +581,6 @@ def _matcher(match: Match) -> Callable[[Args], bool]:
     return lambda args: any(wanted in arg for arg in args)
 
 
-def _reset_on_close(end: socket.socket) -> None:
+def _reset_on_close(end):
     with contextlib.suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -8,7 +8,7 @@ def test_a_minority_that_is_dead(make_quorum: MakeQuorum) -> None:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -18,12 +18,7 @@ from tests.support.stored import NAME
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from django_redislock import Lease
-    from tests.conftest import MakeProxy, MakeServer
-    from tests.support.proxy import Proxy
-    from tests.support.servers import Kind, Server
+    pass
 
 TTL = 20.0
 
@@ -31,9 +26,7 @@ TTL = 20.0
 class Quorum:
     """Independent servers, each behind a network of its own, and the setting that names them."""
 
-    def __init__(
-        self, settings: Settings, servers: list[Server], proxies: list[Proxy], prefix: str
-    ) -> None:
+    def __init__(self, settings, servers, proxies, prefix):
         self.servers = servers
         self.proxies = proxies
         self._settings = settings
@@ -41,7 +34,7 @@ class Quorum:
         self._clients = [server.client() for server in servers]
         self.configure()
 
-    def configure(self, socket_timeout: float = HUNG, **options: Any) -> None:
+    def configure(self, socket_timeout=HUNG, **options):
         """Set REDISLOCK, with connections that are new.
 
         A server that is only slow counts as silent after most of *socket_timeout*, and is then not
@@ -49,7 +42,7 @@ class Quorum:
         """
         self._settings.REDISLOCK = {"default": {**self.setting(socket_timeout), **options}}
 
-    def setting(self, socket_timeout: float = HUNG) -> dict[str, Any]:
+    def setting(self, socket_timeout=HUNG):
         """What REDISLOCK says of the default alias."""
         return {
             "BACKEND": "django_redislock.backends.QuorumBackend",
@@ -60,41 +53,39 @@ class Quorum:
             "OPTIONS": {"socket_timeout": socket_timeout},
         }
 
-    def value(self, server: int, name: str = NAME) -> bytes:
+    def value(self, server, name=NAME):
         """What a server keeps of a lock."""
-        value: Any = self._clients[server].get(self._key(name))
+        value = self._clients[server].get(self._key(name))
         return value or b""
 
-    def keep(
-        self, server: int, value: bytes, name: str = NAME, ttl: float = HUNG, permit: int = 1
-    ) -> None:
+    def keep(self, server, value, name=NAME, ttl=HUNG, permit=1):
         """Have a server keep that of a lock, or of one of its permits."""
         self._clients[server].set(self._key(name, permit), value, ex=int(ttl))
 
-    def _key(self, name: str, permit: int = 1) -> str:
+    def _key(self, name, permit=1):
         return lock_keys(self._prefix, name, permit).lock
 
-    def known_by(self, lease: Lease | None) -> list[int]:
+    def known_by(self, lease):
         """The servers that keep that lease, of those that run."""
         assert lease is not None
         running = [number for number, server in enumerate(self.servers) if server.running]
         return [number for number in running if lease.id.encode() in self.value(number, lease.name)]
 
-    def clients(self, server: int, name: str) -> set[str]:
+    def clients(self, server, name):
         """The connections of that client_name, as a server tells them apart."""
         every = self._clients[server].client_list()
         return {one["id"] for one in every if one["name"] == name}
 
-    def mark(self, server: int) -> int:
+    def mark(self, server):
         """The greatest fence that a server knows of."""
-        score: Any = self._clients[server].zscore(fence_key(self._prefix), "last")
+        score = self._clients[server].zscore(fence_key(self._prefix), "last")
         return int(score or 0)
 
-    def set_mark(self, server: int, fence: int) -> None:
+    def set_mark(self, server, fence):
         """Let a server have given out that fence."""
         self._clients[server].zadd(fence_key(self._prefix), {"last": fence})
 
-    def lapse(self, *servers: int, name: str = NAME, ms: int = 0) -> None:
+    def lapse(self, *servers, name=NAME, ms=0):
         """Let these servers lose a lock before its time, in so many milliseconds."""
         for server in servers:
             self._clients[server].pexpire(self._key(name), ms)
@@ -103,11 +94,11 @@ class Quorum:
 class MakeQuorum(Protocol):
     """The type of the fixture `make_quorum`."""
 
-    def __call__(self, size: int = 3, **config: Any) -> Quorum: ...
+    def __call__(self, size=3, **config): ...
 
 
 @pytest.fixture
-def dial_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def dial_in_time(monkeypatch):
     """Let a dial to a server of a quorum come to an end, however busy the machine is.
 
     Else the others would go on without that server.
@@ -116,16 +107,10 @@ def dial_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_quorum(
-    settings: Settings,
-    make_server: MakeServer,
-    make_proxy: MakeProxy,
-    key_prefix: str,
-    dial_in_time: None,
-) -> MakeQuorum:
+def make_quorum(settings, make_server, make_proxy, key_prefix, dial_in_time):
     """Start servers that know nothing of each other."""
 
-    def make(size: int = 3, kind: Kind | None = None, **config: Any) -> Quorum:
+    def make(size=3, kind=None, **config):
         servers = [make_server(kind, **config) for _ in range(size)]
         proxies = [make_proxy(server) for server in servers]
         return Quorum(settings, servers, proxies, key_prefix)

@@ -12,14 +12,12 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from tests.support.servers import KINDS, Server
 
 if TYPE_CHECKING:
     from tests.support.clusters import Cluster
-    from tests.support.servers import Kind
     from tests.support.topologies import Watched
 
     Topology = Watched | Cluster
@@ -27,20 +25,20 @@ if TYPE_CHECKING:
 RUNS = 7
 DOWN_AFTER = 1.0
 
-HOW: dict[str, Callable[[Topology], None]] = {
+HOW = {
     "killed (SIGKILL)": lambda topology: topology.master.kill(),
     "silent (SIGSTOP)": lambda topology: topology.master.pause(),
     "planned": lambda topology: topology.fail_over(),
 }
 
 
-def of_sentinels(kind: Kind) -> Topology:
+def of_sentinels(kind):
     from tests.support.topologies import Watched
 
     return Watched(kind, down_after=DOWN_AFTER)
 
 
-def of_cluster(kind: Kind) -> Topology:
+def of_cluster(kind):
     from tests.support.clusters import Cluster
 
     return Cluster(kind, replicas=1, node_timeout=DOWN_AFTER)
@@ -49,37 +47,37 @@ def of_cluster(kind: Kind) -> Topology:
 class Independent:
     """Three servers that know nothing of each other, so that none takes over from another."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind):
         self._servers = [Server(kind) for _ in range(3)]
         self.master = self._servers[0]
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         for server in self._servers:
             server.start()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         for server in self._servers:
             server.close()
 
-    def setting(self) -> dict[str, Any]:
+    def setting(self):
         return {
             "BACKEND": "django_redislock.backends.QuorumBackend",
             "LOCATION": [server.url for server in self._servers],
         }
 
-    def await_failover(self) -> None:
+    def await_failover(self):
         pass
 
 
-TOPOLOGIES: dict[str, Callable[[Kind], Any]] = {
+TOPOLOGIES = {
     "sentinel": of_sentinels,
     "cluster": of_cluster,
     "quorum": Independent,
 }
 
 
-def longest_pause(topology: Topology, go: Callable[[Topology], None]) -> float:
+def longest_pause(topology, go):
     """The longest that an acquire took while the master went."""
     from django.conf import settings
 
@@ -92,7 +90,7 @@ def longest_pause(topology: Topology, go: Callable[[Topology], None]) -> float:
         over = threading.Event()
         pauses = [0.0]
 
-        def ask_on_and_on() -> None:
+        def ask_on_and_on():
             number = 0
             while not over.is_set():
                 number += 1  # What was lost with the master has to run out: never the same name.
@@ -114,7 +112,7 @@ def longest_pause(topology: Topology, go: Callable[[Topology], None]) -> float:
         return max(pauses)
 
 
-def main(which: str) -> None:
+def main(which):
     """Measure, and print a table."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import django

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from xdist import is_xdist_worker
@@ -24,9 +24,6 @@ from xdist import is_xdist_worker
 from tests.support import guardian
 from tests.support.servers import tied_to_us
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class RunServer(ABC):
@@ -36,11 +33,11 @@ class RunServer(ABC):
     ready: str  # In its log, once it takes connections.
     ended_by = signal.SIGKILL
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
     @property
-    def log(self) -> str:
+    def log(self):
         """All that the server wrote."""
         return (self.folder / "log").read_text(errors="replace")
 
@@ -48,15 +45,15 @@ class RunServer(ABC):
     def prepare(self) -> list[list[Any]]:
         """Make its files, and return the commands that run it."""
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """That of the commands."""
         return dict(os.environ)
 
-    def user(self) -> dict[str, Any]:
+    def user(self):
         """Whom it runs as, as Popen takes it."""
         return {}
 
-    def start(self, users: Path, known: Path) -> None:
+    def start(self, users, known):
         """Start it under a guardian, and return when it answers."""
         (self.folder / "log").touch()
         job = {
@@ -75,7 +72,7 @@ class RunServer(ABC):
             check=True,
         )
 
-        def is_ready() -> bool:
+        def is_ready():
             assert guardian.ENDED not in self.log, self.log
             return self.ready in self.log
 
@@ -88,13 +85,13 @@ Shared = TypeVar("Shared", bound=RunServer)
 class RunServers:
     """Those of a run; as long as this is open, none of them ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         self._users = folder / "users"
         self._use = self._users.open("a")
         fcntl.flock(self._use, fcntl.LOCK_SH)
 
-    def get(self, kind: Callable[[Path], Shared], name: str) -> Shared:
+    def get(self, kind, name):
         """The server of that kind, started if it does not run yet."""
         known = self._folder / name
         with (self._folder / f"{name}.lock").open("a") as turn:
@@ -110,15 +107,13 @@ class RunServers:
                 known.write_text(str(folder))
             return kind(Path(known.read_text()))
 
-    def close(self) -> None:
+    def close(self):
         """Use them no more."""
         self._use.close()
 
 
 @pytest.fixture(scope="session")
-def run_servers(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunServers]:
+def run_servers(request, tmp_path_factory):
     """The servers that all processes of this run share."""
     folder = tmp_path_factory.getbasetemp()
     servers = RunServers(folder.parent if is_xdist_worker(request) else folder)

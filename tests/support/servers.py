@@ -29,7 +29,7 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -38,11 +38,8 @@ from redis.retry import Retry
 from tests.support.clocks import WallClock
 from tests.support.waiting import HUNG, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 Kind = Literal["redis", "valkey"]
-KINDS: tuple[Kind, ...] = ("redis", "valkey")
+KINDS = ("redis", "valkey")
 IMAGES = {"redis": "redis:8-alpine", "valkey": "valkey/valkey:9-alpine"}
 
 
@@ -55,7 +52,7 @@ class ServerStartError(Exception):
     """The server did not start; the message ends with what it wrote."""
 
 
-def binary(kind: Kind) -> str | None:
+def binary(kind):
     """Return the path of the server program of this *kind*, or None if this machine has none."""
     if kind == "redis":
         return shutil.which("redis-server")
@@ -71,10 +68,10 @@ def binary(kind: Kind) -> str | None:
 
 
 #: The kind of most tests: what it proves, the other would prove too.
-KIND: Kind = next(filter(binary, KINDS), KINDS[0])
+KIND = next(filter(binary, KINDS), KINDS[0])
 
 
-def missing(kind: Kind) -> str | None:
+def missing(kind):
     """Return why no server of this *kind* can run here, or None if one can."""
     if binary(kind) or docker_answers():
         return None
@@ -82,7 +79,7 @@ def missing(kind: Kind) -> str | None:
     return f"no {kind} here: {remedy}, or start Docker"
 
 
-def tied_to_us(command: list[str]) -> list[str]:
+def tied_to_us(command):
     """Return *command*, wrapped so that the kernel kills it when the process starting it dies.
 
     The kernel watches the *thread* that started the child, hence only the main thread ties.
@@ -93,14 +90,14 @@ def tied_to_us(command: list[str]) -> list[str]:
     return [setpriv, "--pdeathsig", "KILL", *command]
 
 
-def stop_process(pid: int) -> None:
+def stop_process(pid):
     """Send SIGSTOP to a child process of ours, and return once it stands still."""
     os.kill(pid, signal.SIGSTOP)
     stands = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     wait_until(lambda: os.waitid(os.P_PID, pid, stands), message=f"process {pid} stops")
 
 
-def free_port() -> int:
+def free_port():
     """Return a loopback port that nobody uses, and that the kernel gives to no connection."""
     # Not by `random` itself, which begins each test with the same seed in every worker.
     for port in random.SystemRandom().sample(SERVER_PORTS, 100):
@@ -118,15 +115,15 @@ class Endpoint:
     port: int
     scheme = "redis"
 
-    def __init__(self) -> None:
-        self._disconnect: list[weakref.finalize[..., redis.Redis]] = []
+    def __init__(self):
+        self._disconnect = []
 
     @property
-    def url(self) -> str:
+    def url(self):
         """The address, as REDISLOCK["default"]["LOCATION"] takes it."""
         return f"{self.scheme}://{self.host}:{self.port}/0"
 
-    def client(self, **options: Any) -> redis.Redis:
+    def client(self, **options):
         """Return a plain client that hides nothing: it never retries.
 
         It is closed with the server, or when it is collected: before its sockets, whatever refers
@@ -137,12 +134,12 @@ class Endpoint:
         self._disconnect.append(weakref.finalize(client, client.connection_pool.disconnect))
         return client
 
-    def close(self) -> None:
+    def close(self):
         """Close the clients handed out."""
         while self._disconnect:
             self._disconnect.pop()()
 
-    def _answers(self) -> bool:
+    def _answers(self):
         """Is the server ready for commands? That it wants a password is an answer too."""
         probe = self.client(socket_timeout=1)
         try:
@@ -154,10 +151,10 @@ class Endpoint:
         finally:
             probe.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self.close()
 
 
@@ -178,18 +175,18 @@ class Server(Endpoint):
 
     def __init__(
         self,
-        kind: Kind = "redis",
-        *arguments: str,
-        tls: bool = False,
-        unix: bool = False,
-        resp2: bool = False,
-        movable_clock: bool = False,
-        **config: str | int,
-    ) -> None:
+        kind="redis",
+        *arguments,
+        tls=False,
+        unix=False,
+        resp2=False,
+        movable_clock=False,
+        **config,
+    ):
         super().__init__()
         self.kind = kind
         self.port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process = None
         self._arguments = (*arguments, *(("--rename-command", "HELLO", "") if resp2 else ()))
         self._protocol = {"protocol": 2} if resp2 else {}
         self._has_run = False
@@ -198,7 +195,7 @@ class Server(Endpoint):
         self._folder = Path(tempfile.mkdtemp(prefix="redislock-"))
         self._data = self._folder / "data"
         self._data.mkdir()
-        self._config: dict[str, str | int] = {
+        self._config = {
             "bind": self.host,
             "dir": str(self._data),
             "save": "",
@@ -216,45 +213,45 @@ class Server(Endpoint):
         self._config |= {name.replace("_", "-"): value for name, value in config.items()}
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         """The id of the running process."""
         assert self.process is not None, f"the {self.kind} server is not running"
         return self.process.pid
 
     @property
-    def running(self) -> bool:
+    def running(self):
         """Is there a process, be it frozen?"""
         return self.process is not None and self.process.poll() is None
 
     @property
-    def unix_url(self) -> str:
+    def unix_url(self):
         """The address of the unix socket; the server must have been made with ``unix=True``."""
         return f"unix://{self._config['unixsocket']}"
 
     @property
-    def ca(self) -> str:
+    def ca(self):
         """The file a TLS client must trust, as ``ssl_ca_certs``."""
         return str(self._config["tls-ca-cert-file"])
 
     @property
-    def log(self) -> str:
+    def log(self):
         """All that the server wrote, over all of its lives."""
         log = self._folder / "server.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
-    def trust(self, certificates: str) -> None:
+    def trust(self, certificates):
         """Trust these too, as do clients by *ca*; before the start."""
         bundle = self._folder / "trusted.crt"
         bundle.write_text(certificates)
         self._config["tls-ca-cert-file"] = str(bundle)
 
-    def client(self, **options: Any) -> redis.Redis:
+    def client(self, **options):
         """See Endpoint.client(); trusts the server's certificate, and speaks what it speaks."""
         if self.scheme == "rediss":
             options = {"ssl": True, "ssl_ca_certs": self.ca, **options}
         return super().client(**{**self._protocol, **options})
 
-    def start(self, *, ready: bool = True) -> Self:
+    def start(self, *, ready=True):
         """Start, and return when commands are answered, or at once with ``ready=False``.
 
         Data on disk is loaded, so kill() and start() are a crash and the recovery from it.
@@ -275,10 +272,10 @@ class Server(Endpoint):
                 return self
         raise ServerStartError(f"{self.kind}: three ports in a row were taken\n{self.log}")
 
-    def wait_ready(self, timeout: float = HUNG) -> None:
+    def wait_ready(self, timeout=HUNG):
         """Return when commands are answered; that includes the end of loading from disk."""
 
-        def ready() -> bool:
+        def ready():
             if not self.running:
                 raise ServerStartError(f"the {self.kind} server ended at once:\n{self.log}")
             # Only our own server writes this; on a port that was taken, a stranger may answer.
@@ -286,7 +283,7 @@ class Server(Endpoint):
 
         wait_until(ready, timeout, f"the {self.kind} server answers")
 
-    def stop(self) -> None:
+    def stop(self):
         """End the process in an orderly way (SIGTERM)."""
         if self.process is None:
             return
@@ -298,14 +295,14 @@ class Server(Endpoint):
             self.process.kill()
         self._reap()
 
-    def kill(self) -> None:
+    def kill(self):
         """End the process as a power cut would (SIGKILL), also when it is frozen."""
         if self.process is None:
             return
         self.process.kill()
         self._reap()
 
-    def restart(self, *, keep_data: bool = False, ready: bool = True) -> None:
+    def restart(self, *, keep_data=False, ready=True):
         """Start anew on the same port: with all data, or after a crash with none."""
         if keep_data:
             self.client().shutdown(save=True)
@@ -316,17 +313,17 @@ class Server(Endpoint):
             self._data.mkdir()
         self.start(ready=ready)
 
-    def pause(self) -> None:
+    def pause(self):
         """Freeze the process (SIGSTOP): connections stand, nothing is answered."""
         stop_process(self.pid)
 
-    def resume(self) -> None:
+    def resume(self):
         """Let a frozen process go on (SIGCONT); harmless otherwise."""
         if self.running:
             os.kill(self.pid, signal.SIGCONT)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self):
         """Freeze the process for the time of a block."""
         self.pause()
         try:
@@ -334,36 +331,36 @@ class Server(Endpoint):
         finally:
             self.resume()
 
-    def shift_clock(self, seconds: float) -> None:
+    def shift_clock(self, seconds):
         """Let the wall clock of the server be *seconds* ahead of ours, or behind if negative."""
         self._clock.shift(seconds)
         client = self.client()
 
-        def shifted() -> bool:  # Valkey looks at the clock only every few milliseconds.
+        def shifted():  # Valkey looks at the clock only every few milliseconds.
             whole, micro = client.time()
             return abs(whole + micro / 1_000_000 - time.time() - seconds) < 0.1
 
         wait_until(shifted, message=f"the server's clock is shifted by {seconds} s")
         client.close()
 
-    def close(self) -> None:
+    def close(self):
         """End the process whatever its state, and remove its files."""
         super().close()
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         try:
             return self if self.running else self.start()
         except BaseException:
             self.close()
             raise
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         state = f"pid {self.pid}" if self.running else "not running"
         return f"<{self.kind} server on {self.url}, {state}>"
 
-    def _launch(self) -> None:
+    def _launch(self):
         self._log_start = len(self.log)
         program = binary(self.kind)
         assert program is not None, missing(self.kind)
@@ -378,7 +375,7 @@ class Server(Endpoint):
                 start_new_session=True,
             )
 
-    def _told(self) -> list[str]:
+    def _told(self):
         """What the program is told by its command line."""
         port = (
             {"port": 0, "tls-port": self.port} if self.scheme == "rediss" else {"port": self.port}
@@ -388,12 +385,12 @@ class Server(Endpoint):
             told += [f"--{name}", str(value)]
         return told
 
-    def _reap(self) -> None:
+    def _reap(self):
         assert self.process is not None
         self.process.wait(HUNG)
         self.process = None
 
-    def _make_certificate(self) -> dict[str, str | int]:
+    def _make_certificate(self):
         """Make a certificate that signs itself, and return the directives that use it."""
         key, certificate = str(self._folder / "tls.key"), str(self._folder / "tls.crt")
         command = ["openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
@@ -409,7 +406,7 @@ class Server(Endpoint):
         }
 
 
-def trust_each_other(servers: Sequence[Server]) -> None:
+def trust_each_other(servers):
     """Let each trust the certificates of all, as do clients by the *ca* of each; before a start."""
     certificates = "".join(Path(one.ca).read_text() for one in servers)
     for one in servers:
@@ -426,16 +423,16 @@ class Sentinel(Server):
 
     _READY = "+monitor master"
 
-    def __init__(self, kind: Kind, *lines: str, **config: Any) -> None:
+    def __init__(self, kind, *lines, **config):
         super().__init__(kind, **config)
         self.id = secrets.token_hex(20)
         self._lines = lines
 
-    def tell(self, *lines: str) -> None:
+    def tell(self, *lines):
         """Add to the configuration, before it is started."""
         self._lines = (*self._lines, *lines)
 
-    def _told(self) -> list[str]:
+    def _told(self):
         config = self._folder / "sentinel.conf"
         # It writes down there what it has learned, and reads that again when it is started anew.
         if not self._has_run:
@@ -455,7 +452,7 @@ class Sentinel(Server):
 class Container(Endpoint):
     """A server in a Docker container, for tests that share one and do not break it."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind):
         super().__init__()
         from testcontainers.core.container import DockerContainer
 
@@ -471,11 +468,11 @@ class Container(Endpoint):
             raise
 
     @property
-    def log(self) -> str:
+    def log(self):
         """All that the server wrote."""
         return b"".join(self._container.get_logs()).decode(errors="replace")
 
-    def close(self) -> None:
+    def close(self):
         """Remove the container."""
         super().close()
         self._container.stop()
@@ -500,7 +497,7 @@ class Group(ABC):
         """Let them take a server for dead that has been silent for so long."""
 
     @contextmanager
-    def in_a_hurry(self) -> Iterator[None]:
+    def in_a_hurry(self):
         """A block in which a server that is silent for a moment is taken for dead.
 
         For the time of a failover only: on a busy machine a healthy one may be silent as long.
@@ -509,21 +506,21 @@ class Group(ABC):
         yield
         self.wait_for_the_silent(self.unhurried)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         try:
             return self.start()
         except BaseException:
             self.close()
             raise
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self.close()
 
 
 Made = TypeVar("Made", bound=Endpoint | Group)
 
 
-def made_once(make: Callable[..., Made]) -> Iterator[Callable[..., Made]]:
+def made_once(make):
     """For fixtures that yield from it: as *make*, but what it has made once it gives again.
 
     All of that is closed at the end.
@@ -532,7 +529,7 @@ def made_once(make: Callable[..., Made]) -> Iterator[Callable[..., Made]]:
         yield functools.cache(lambda *args: made.enter_context(closing(make(*args))))
 
 
-def shared(kind: Kind) -> Server | Container:
+def shared(kind):
     """Start a server for many tests: a container where Docker can give one, else a process."""
     if docker_answers():
         from docker.errors import DockerException
@@ -546,7 +543,7 @@ def shared(kind: Kind) -> Server | Container:
 
 
 @functools.cache
-def docker_answers() -> bool:
+def docker_answers():
     """Is there a Docker engine that answers?"""
     if not ("DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()):
         return False  # Without the cost of importing the client.

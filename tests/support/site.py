@@ -6,7 +6,7 @@ As a child process it is served to a browser: spawn(serve, folder) says its addr
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler
 
 from django.contrib import admin
@@ -15,9 +15,7 @@ from django.urls import path
 from tests.support.processes import hear, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django.http import HttpRequest, HttpResponse
+    pass
 
 urlpatterns = [path("admin/", admin.site.urls)]
 
@@ -28,7 +26,7 @@ POLICY = (
 PASSWORD = "correct horse battery staple"
 # Who may what: a superuser; staff who may look at locks, or also release them; staff who may look
 # at completed runs, or also forget them; staff who may nothing.
-USERS: dict[str, list[str] | None] = {
+USERS = {
     "root": None,
     "looker": ["view_heldlock"],
     "operator": ["view_heldlock", "force_release_heldlock"],
@@ -39,12 +37,10 @@ USERS: dict[str, list[str] | None] = {
 }
 
 
-def strict_policy(
-    get_response: Callable[[HttpRequest], HttpResponse],
-) -> Callable[[HttpRequest], HttpResponse]:
+def strict_policy(get_response):
     """Middleware: nothing inline, nothing from elsewhere."""
 
-    def with_policy(request: HttpRequest) -> HttpResponse:
+    def with_policy(request):
         response = get_response(request)
         response["Content-Security-Policy"] = POLICY
         return response
@@ -52,7 +48,7 @@ def strict_policy(
     return with_policy
 
 
-def add_user(name: str) -> Any:
+def add_user(name):
     """Add one of the users above to the database."""
     from django.contrib.auth.models import Permission, User
 
@@ -64,7 +60,7 @@ def add_user(name: str) -> Any:
     return user
 
 
-def serve(folder: str) -> None:
+def serve(folder):
     """In a child: serve the site until the test ends."""
     from django.contrib.staticfiles.handlers import StaticFilesHandler
     from django.core.management import call_command
@@ -89,5 +85,5 @@ def serve(folder: str) -> None:
 
 
 class _Quiet(WSGIRequestHandler):
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         pass

@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -33,9 +32,6 @@ from tests.support.proxy import Proxy
 from tests.support.servers import KIND, KINDS, Server
 from tests.support.waiting import HUNG, wait_until
 from tests.support.wheels import VERSIONS, unpacked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NAME = "soak"
 PREFIX = "soak"
@@ -53,11 +49,11 @@ clock = time.monotonic  # One for all processes of a machine.
 class Log:
     """Lines that survive a SIGKILL: time, who, what, and more."""
 
-    def __init__(self, path: str, who: str) -> None:
+    def __init__(self, path, who):
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._who = who
 
-    def note(self, what: str, *more: object, at: float | None = None) -> None:
+    def note(self, what, *more, at=None):
         line = " ".join(map(str, (clock() if at is None else at, self._who, what, *more)))
         os.write(self._file, f"{line}\n".encode())
 
@@ -65,7 +61,7 @@ class Log:
 class Ours:
     """distributed_lock, as a thread of the soak uses it."""
 
-    def __init__(self, ttl: float, wait: float, url: str, straight: str) -> None:
+    def __init__(self, ttl, wait, url, straight):
         from django_redislock import distributed_lock
         from django_redislock.rules.keys import lock_keys
 
@@ -74,22 +70,22 @@ class Ours:
         self._key = lock_keys(PREFIX, NAME).lock
         self._asked = 0.0  # Server time of the last acquire.
 
-    def acquire(self) -> bool:
+    def acquire(self):
         self._asked = time.time()
         return self._lock.acquire()
 
     @property
-    def lease(self) -> tuple[str, int]:
+    def lease(self):
         assert self._lock.lease is not None
         return self._lock.lease.id, self._lock.lease.fence
 
-    def held(self) -> bool:
+    def held(self):
         return self._lock.lease is not None and self._lock.lease.held
 
-    def release(self) -> None:
+    def release(self):
         self._lock.release()
 
-    def is_mine_on_the_server(self) -> bool:
+    def is_mine_on_the_server(self):
         """Whether this acquire holds the lock; not an earlier one whose release was unanswered."""
         from django_redislock.rules.stored import read_holding
 
@@ -105,7 +101,7 @@ class Ours:
 class OfRedisPy:
     """redis-py's own Lock, by default settings but for a short socket timeout."""
 
-    def __init__(self, ttl: float, wait: float, url: str, straight: str) -> None:
+    def __init__(self, ttl, wait, url, straight):
         # Made by address, since from_url() would leave out the retries that are its default.
         client = redis.Redis(**redis.connection.parse_url(url), socket_timeout=ttl / 3)
         self._lock = client.lock(NAME, timeout=ttl, blocking_timeout=wait, thread_local=False)
@@ -113,36 +109,36 @@ class OfRedisPy:
         self._token = ""
         self._count = 0
 
-    def acquire(self) -> bool:
+    def acquire(self):
         self._count += 1
         self._token = f"{os.getpid()}:{threading.current_thread().name}:{self._count}"
         return self._lock.acquire(token=self._token)
 
     @property
-    def lease(self) -> tuple[str, int]:
+    def lease(self):
         return self._token, 0
 
-    def held(self) -> bool:
+    def held(self):
         return True  # Nothing tells otherwise before the release.
 
-    def release(self) -> None:
+    def release(self):
         self._lock.release()
 
-    def is_mine_on_the_server(self) -> bool:
+    def is_mine_on_the_server(self):
         return self._straight.get(NAME) == self._token.encode()
 
 
 LOCKS = {"ours": Ours, "redis-py": OfRedisPy}
 
 
-def work(which: str, ttl: float, url: str, straight: str, folder: str, threads: int) -> None:
+def work(which, ttl, url, straight, folder, threads):
     """In a child: let some threads use the lock until it is over."""
     from django_redislock import LockError
 
     expected = (LockError, redis.RedisError, OSError)
     over = Path(folder) / OVER
 
-    def use(wait: float) -> None:
+    def use(wait):
         name = threading.current_thread().name
         lock = LOCKS[which](ttl, wait, url, straight)
         log = Log(f"{folder}/{os.getpid()}.log", f"{os.getpid()}:{name}")
@@ -175,7 +171,7 @@ def work(which: str, ttl: float, url: str, straight: str, folder: str, threads: 
         worker.join()
 
 
-def _hold(lock: Any, id_: str, log: Log, counter: int, seconds: float) -> None:
+def _hold(lock, id_, log, counter, seconds):
     """Add 1 to the counter, slowly, and note until when the lock was held."""
     number = int(os.pread(counter, 20, 0) or b"0")
     begin = clock()
@@ -224,7 +220,7 @@ class Findings:
     stops: int = 0
     kills: int = 0
 
-    def __str__(self) -> str:
+    def __str__(self):
         return (
             f"{self.grants} grants; overlaps {self.overlaps}, false busy {self.false_busy},"
             f" lost updates {self.lost_updates}, fences out of order {self.fences_out_of_order};"
@@ -238,7 +234,7 @@ Seen = dict[str, tuple[float, float, str]]
 Stops = list[tuple[str, float, float]]
 
 
-def find(folder: Path, seen: Seen, ended: dict[str, float], stops: Stops) -> Findings:
+def find(folder, seen, ended, stops):
     """Read the logs.
 
     Args:
@@ -248,9 +244,9 @@ def find(folder: Path, seen: Seen, ended: dict[str, float], stops: Stops) -> Fin
         stops: Which process was stopped, from when, and until when.
     """
     findings = Findings(stops=len(stops), kills=len(ended))
-    beliefs: dict[str, Belief] = {}
-    asking: dict[str, float] = {}
-    asks: dict[str, list[tuple[float, float]]] = {}
+    beliefs = {}
+    asking = {}
+    asks = {}
     wrote = 0
     for log in folder.glob("*.log"):
         for line in log.read_text().splitlines():
@@ -311,18 +307,18 @@ def find(folder: Path, seen: Seen, ended: dict[str, float], stops: Stops) -> Fin
 
 
 def soak(
-    server: Server,
+    server,
     *,
-    which: str = "ours",
-    seconds: float = 20.0,
-    processes: int = 3,
-    threads: int = 2,
-    ttl: float = 1.0,
-    chaos: bool = True,
-    seed: int = 0,
-    packages: Sequence[str] = ("",),
-    leases: int = 0,
-) -> Findings:
+    which="ours",
+    seconds=20.0,
+    processes=3,
+    threads=2,
+    ttl=1.0,
+    chaos=True,
+    seed=0,
+    packages=("",),
+    leases=0,
+):
     """Run it, and return what was found.
 
     Args:
@@ -332,7 +328,7 @@ def soak(
         leases: It lasts until so many were seen on the server, whatever the machine is busy with.
     """
     dice, package = random.Random(seed), cycle(packages)
-    children: list[Child] = []
+    children = []
     with tempfile.TemporaryDirectory() as name, Proxy(server, seed=seed) as proxy:
         folder = Path(name)
         (folder / "counter").touch()
@@ -340,13 +336,13 @@ def soak(
         for action, share in FAULTS.items():
             proxy.rule("*", action, times=None, probability=share)
 
-        def start() -> Child:
+        def start():
             arguments = (which, ttl, proxy.url, server.url, name, threads)
             how = {"redislock": setting, "package": next(package)}
             return Child("tests.support.soak:work", *arguments, **how)
 
-        stops: Stops = []
-        ended: dict[str, float] = {}
+        stops = []
+        ended = {}
         try:
             children += [start() for _ in range(processes)]
             with _watching(server, which) as seen:
@@ -354,7 +350,7 @@ def soak(
                 begun = clock()
                 next_kill = begun + 3.0
 
-                def is_over() -> bool:
+                def is_over():
                     has_suffered = bool(stops and ended) or not chaos
                     return clock() >= begun + seconds and has_suffered and len(seen) >= leases
 
@@ -391,25 +387,25 @@ def soak(
 class _watching:  # noqa: N801 - used as a statement
     """Looks at the lock, past the proxy, and notes when each lease was there."""
 
-    def __init__(self, server: Server, which: str) -> None:
+    def __init__(self, server, which):
         from django_redislock.rules.keys import lock_keys
 
         self._key = lock_keys(PREFIX, NAME).lock if which == "ours" else NAME
         self._read = self._read_ours if which == "ours" else self._read_other
         self._client = server.client()
-        self._seen: Seen = {}
+        self._seen = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Seen:
+    def __enter__(self):
         self._thread.start()
         return self._seen
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self._over.set()
         self._thread.join(HUNG)
 
-    def _watch(self) -> None:
+    def _watch(self):
         while not self._over.wait(0.01):
             before, value = clock(), self._client.get(self._key)
             if value is not None:
@@ -417,18 +413,18 @@ class _watching:  # noqa: N801 - used as a statement
                 first = self._seen[id_][0] if id_ in self._seen else clock()
                 self._seen[id_] = (first, before, who)
 
-    def _read_ours(self, value: bytes) -> tuple[str, str]:
+    def _read_ours(self, value):
         from django_redislock.rules.stored import read_holding
 
         holding = read_holding(value)
         return holding.id, f"{holding.owner.pid}:{holding.owner.thread}"
 
-    def _read_other(self, value: bytes) -> tuple[str, str]:
+    def _read_other(self, value):
         token = value.decode()
         return token, token.rpartition(":")[0]
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--processes", type=int, default=3)

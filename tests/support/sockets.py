@@ -9,36 +9,32 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pytest
 
 _DEPTH = 20
-_made: dict[int, str] = {}  # By id; weak references are gone when the collector warns.
+_made = {}  # By id; weak references are gone when the collector warns.
 _init, _repr = socket.socket.__init__, socket.socket.__repr__
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """From now on."""
-    socket.socket.__init__ = _noting  # type: ignore[method-assign]
-    socket.socket.__repr__ = _telling  # type: ignore[method-assign]
+    socket.socket.__init__ = _noting
+    socket.socket.__repr__ = _telling
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
+def pytest_unconfigure(config):
     """As it was."""
-    socket.socket.__init__ = _init  # type: ignore[method-assign]
-    socket.socket.__repr__ = _repr  # type: ignore[method-assign]
+    socket.socket.__init__ = _init
+    socket.socket.__repr__ = _repr
 
 
-def _noting(self: socket.socket, *args: Any, **kwargs: Any) -> None:
+def _noting(self, *args, **kwargs):
     _init(self, *args, **kwargs)
     places, frame = [os.environ.get("PYTEST_CURRENT_TEST", "")], sys._getframe(1)
     while frame is not None and len(places) <= _DEPTH:
         places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     _made[id(self)] = " < ".join(places)
 
 
-def _telling(self: socket.socket) -> str:
+def _telling(self):
     return f"{_repr(self)}, made by {_made.get(id(self), 'C code')}"

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.processes import hear, say
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks, Spawn
-    from tests.support.servers import Server
 
-
-def echo(greeting: str, *, times: int) -> None:
+def echo(greeting, *, times):
     """In a child: say *greeting*, then whatever is heard."""
     for _ in range(times):
         say(greeting)
@@ -23,7 +18,7 @@ def echo(greeting: str, *, times: int) -> None:
         say(hear())
 
 
-async def asynchronous() -> None:
+async def asynchronous():
     """In a child: prove that a loop runs."""
     import asyncio
 
@@ -31,7 +26,7 @@ async def asynchronous() -> None:
     say("from a coroutine")
 
 
-def echo_with_a_fork(*, times: int) -> None:
+def echo_with_a_fork(*, times):
     """In a child: speak at the same time as a forked child of it."""
     pid = os.fork()
     for number in range(times):
@@ -40,71 +35,69 @@ def echo_with_a_fork(*, times: int) -> None:
         os.waitpid(pid, 0)
 
 
-def settings_of_a_child() -> None:
+def settings_of_a_child():
     """In a child: tell the setting."""
     from django.conf import settings
 
     say(settings.REDISLOCK)
 
 
-def fail() -> None:
+def fail():
     """In a child: end by an exception."""
     raise RuntimeError("as planned")
 
 
-def test_a_function_runs_in_a_child_and_talks(spawn: Spawn) -> None:
+def test_a_function_runs_in_a_child_and_talks(spawn):
     child = spawn(echo, "hello", times=2)
     assert [child.read(), child.read()] == ["hello", "hello"]
     child.send({"key": [1, None]})
     assert child.read() == {"key": [1, None]}
 
 
-def test_what_a_child_and_its_fork_say_is_not_mixed_up(
-    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_child_and_its_fork_say_is_not_mixed_up(spawn, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     child = spawn(echo_with_a_fork, times=1000)
     said = sorted(child.read() for _ in range(2000))
     assert said == [[is_parent, number] for is_parent in (False, True) for number in range(1000)]
 
 
-def test_source_text_runs_in_a_child(spawn: Spawn) -> None:
+def test_source_text_runs_in_a_child(spawn):
     child = spawn("say(args[0] + kwargs['b'])", 1, b=2)
     assert child.read() == 3
     assert child.wait() == 0
 
 
-def test_a_coroutine_function_runs_in_a_loop(spawn: Spawn) -> None:
+def test_a_coroutine_function_runs_in_a_loop(spawn):
     assert spawn(asynchronous).read() == "from a coroutine"
 
 
-def test_a_prelude_runs_before_any_import(spawn: Spawn) -> None:
+def test_a_prelude_runs_before_any_import(spawn):
     child = spawn(
         "say(early)", prelude="import builtins, sys; builtins.early = 'django' in sys.modules"
     )
     assert child.read() is False
 
 
-def test_a_child_has_the_setting_of_its_test(spawn: Spawn, locks: Locks) -> None:
+def test_a_child_has_the_setting_of_its_test(spawn, locks):
     locks.configure(TTL=2)
     assert spawn(settings_of_a_child).read() == {
         "default": {"LOCATION": locks.server.url, "KEY_PREFIX": locks.prefix, "TTL": 2}
     }
 
 
-def test_a_failed_child_shows_its_traceback(spawn: Spawn) -> None:
+def test_a_failed_child_shows_its_traceback(spawn):
     with pytest.raises(AssertionError, match=r"(?s)ended with 1.*RuntimeError: as planned"):
         spawn(fail).read()
 
 
-def test_a_silent_child_is_not_waited_for_without_end(spawn: Spawn) -> None:
+def test_a_silent_child_is_not_waited_for_without_end(spawn):
     child = spawn(echo, "hello", times=1)
     child.read()
     with pytest.raises(AssertionError, match=r"said nothing for 0\.05 s"):
         child.read(timeout=0.05)
 
 
-def test_a_frozen_child_goes_on_later(spawn: Spawn) -> None:
+def test_a_frozen_child_goes_on_later(spawn):
     child = spawn(echo, "hello", times=1)
     child.read()
     child.stop()
@@ -116,7 +109,7 @@ def test_a_frozen_child_goes_on_later(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_killed_child_is_dead(spawn: Spawn, frozen: bool) -> None:
+def test_a_killed_child_is_dead(spawn, frozen):
     child = spawn(echo, "hello", times=1)
     child.read()
     if frozen:
@@ -125,7 +118,7 @@ def test_a_killed_child_is_dead(spawn: Spawn, frozen: bool) -> None:
     assert child.wait() == -signal.SIGKILL
 
 
-def test_a_child_ends_quietly_when_nobody_talks_to_it_any_more(spawn: Spawn) -> None:
+def test_a_child_ends_quietly_when_nobody_talks_to_it_any_more(spawn):
     child = spawn(echo, "hello", times=1)
     child.read()
     child.stdin.close()
@@ -133,7 +126,7 @@ def test_a_child_ends_quietly_when_nobody_talks_to_it_any_more(spawn: Spawn) -> 
     assert child.stderr == ""
 
 
-def test_every_test_has_a_prefix_and_a_clean_server(locks: Locks) -> None:
+def test_every_test_has_a_prefix_and_a_clean_server(locks):
     assert locks.keys() == []
     locks.redis.set(f"{locks.prefix}:for-ever", 1)
     locks.redis.set(f"{locks.prefix}:for-a-minute", 1, ex=60)
@@ -142,11 +135,11 @@ def test_every_test_has_a_prefix_and_a_clean_server(locks: Locks) -> None:
     assert locks.without_ttl() == [f"{locks.prefix}:for-ever".encode()]
 
 
-def test_every_other_test_does_too(locks: Locks) -> None:
+def test_every_other_test_does_too(locks):
     assert locks.redis.dbsize() == 0
 
 
-def test_locks_can_be_moved_to_another_server(locks: Locks, own_server: Server) -> None:
+def test_locks_can_be_moved_to_another_server(locks, own_server):
     locks.on(own_server, TTL=3)
     locks.redis.set(f"{locks.prefix}:key", 1)
     assert own_server.client().dbsize() == 1

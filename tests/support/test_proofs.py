@@ -17,11 +17,11 @@ from tests.support.proofs import KNOWN, proofs_of_claims
 pytest_plugins = ["pytester"]
 
 
-def test_each_claim_has_a_test_and_no_test_proves_anything_else() -> None:
+def test_each_claim_has_a_test_and_no_test_proves_anything_else():
     assert set(claims_of_the_docs()) == set(KNOWN) == set(proofs_of_claims())
 
 
-def test_each_claim_of_the_readme_names_what_proves_it() -> None:
+def test_each_claim_of_the_readme_names_what_proves_it():
     assert len(README) > 15
     assert list(claims_of_the_readme()) == list(README)
     named = {one for proofs in README.values() for one in proofs.split() if "/" not in one}
@@ -29,12 +29,12 @@ def test_each_claim_of_the_readme_names_what_proves_it() -> None:
     assert [str(file) for file in files_of_the_readme() if not file.exists()] == []
 
 
-def test_the_page_is_that_of_today() -> None:
+def test_the_page_is_that_of_today():
     assert PAGE.read_text() == page(), "run python -m tests.support.claims"
 
 
 @pytest.mark.parametrize("names", ['"P11"', '"R1", "R0"', '"N8"', ""])
-def test_a_test_of_what_nobody_claimed_is_refused(names: str, pytester: pytest.Pytester) -> None:
+def test_a_test_of_what_nobody_claimed_is_refused(names, pytester):
     pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
     pytester.makepyfile(f"import pytest\n@pytest.mark.proves({names})\ndef test_it(): pass")
     result = pytester.runpytest("-o", "asyncio_default_fixture_loop_scope=function")
@@ -42,7 +42,7 @@ def test_a_test_of_what_nobody_claimed_is_refused(names: str, pytester: pytest.P
     result.stdout.fnmatch_lines(["*test_it proves *P1 to P10, R1 to R15, N1 to N7*"])
 
 
-def test_the_tests_of_one_claim_run_alone(pytester: pytest.Pytester) -> None:
+def test_the_tests_of_one_claim_run_alone(pytester):
     pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
     pytester.makepyfile(
         "import pytest\n"

@@ -7,8 +7,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -17,10 +16,6 @@ from redis.asyncio import Redis as AsyncRedis
 from tests.support.proxy import Proxy, read_frame
 from tests.support.waiting import HUNG, eventually, wait_until
 
-if TYPE_CHECKING:
-    from tests.conftest import MakeProxy, MakeServer
-    from tests.support.servers import Endpoint, Server
-
 SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
 OTHER = "return 'other'"
 
@@ -28,19 +23,19 @@ Connect = Callable[..., redis.Redis]
 
 
 @pytest.fixture(params=[2, 3], ids=["resp2", "resp3"])
-def protocol(request: pytest.FixtureRequest) -> int:
+def protocol(request):
     return int(request.param)
 
 
 @pytest.fixture
-def connect(proxy: Proxy, server: Endpoint, protocol: int) -> Iterator[Connect]:
+def connect(proxy, server, protocol):
     """Make clients that go through the proxy, with no retries of their own."""
     with server.client() as direct:
         direct.flushall()
         direct.script_flush()
-    clients: list[redis.Redis] = []
+    clients = []
 
-    def make(through: Proxy = proxy, **options: Any) -> redis.Redis:
+    def make(through=proxy, **options):
         client = through.client(protocol=protocol, **options)
         clients.append(client)
         return client
@@ -51,7 +46,7 @@ def connect(proxy: Proxy, server: Endpoint, protocol: int) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def client(connect: Connect) -> redis.Redis:
+def client(connect):
     """A client through the proxy, already connected, so that tests see only their own commands."""
     client = connect()
     client.ping()
@@ -59,13 +54,13 @@ def client(connect: Connect) -> redis.Redis:
 
 
 @pytest.fixture
-def impatient(connect: Connect) -> Connect:
+def impatient(connect):
     """Make clients that soon give up what is not answered, but are connected however long it takes.
 
     What a busy machine shall answer them is asked by eventually().
     """
 
-    def make(through: Proxy | None = None) -> redis.Redis:
+    def make(through=None):
         client = connect(*filter(None, [through]), socket_timeout=0.1)
         eventually(client.ping, redis.TimeoutError)
         return client
@@ -74,16 +69,14 @@ def impatient(connect: Connect) -> Connect:
 
 
 @pytest.fixture
-def direct(server: Endpoint) -> Iterator[redis.Redis]:
+def direct(server):
     """A client past the proxy: what is really on the server."""
     with server.client() as client:
         yield client
 
 
 class TestPassing:
-    def test_replies_of_every_type_pass_untouched(
-        self, client: redis.Redis, server: Endpoint, protocol: int
-    ) -> None:
+    def test_replies_of_every_type_pass_untouched(self, client, server, protocol):
         same = server.client(protocol=protocol)
         client.hset("hash", mapping={"a": 1, "b": b"\r\n\x00"})
         client.rpush("list", "x", "y" * 100_000)
@@ -100,29 +93,29 @@ class TestPassing:
         ):
             assert client.execute_command(*command) == same.execute_command(*command)
 
-    def test_errors_pass(self, client: redis.Redis) -> None:
+    def test_errors_pass(self, client):
         with pytest.raises(redis.ResponseError, match="unknown command"):
             client.execute_command("NO-SUCH")
 
-    def test_a_pipeline_keeps_its_order(self, client: redis.Redis) -> None:
+    def test_a_pipeline_keeps_its_order(self, client):
         with client.pipeline(transaction=False) as pipeline:
             for number in range(500):
                 pipeline.echo(str(number))
             assert pipeline.execute() == [str(number).encode() for number in range(500)]
 
-    def test_a_transaction_passes(self, client: redis.Redis) -> None:
+    def test_a_transaction_passes(self, client):
         with client.pipeline(transaction=True) as pipeline:
             assert pipeline.incr("n").incr("n").execute() == [1, 2]
 
-    def test_a_line_typed_by_hand_passes(self, proxy: Proxy) -> None:
+    def test_a_line_typed_by_hand_passes(self, proxy):
         with socket.create_connection(("127.0.0.1", proxy.port), 5) as typed:
             typed.sendall(b"PING\r\n")
             assert typed.recv(100) == b"+PONG\r\n"
 
-    def test_many_clients_pass_at_once(self, connect: Connect, direct: redis.Redis) -> None:
+    def test_many_clients_pass_at_once(self, connect, direct):
         client = connect()
 
-        def work() -> None:
+        def work():
             for _ in range(50):
                 client.incr("n")
 
@@ -133,9 +126,7 @@ class TestPassing:
             thread.join()
         assert direct.get("n") == b"400"
 
-    def test_a_client_that_leaves_is_gone_from_the_server(
-        self, client: redis.Redis, direct: redis.Redis
-    ) -> None:
+    def test_a_client_that_leaves_is_gone_from_the_server(self, client, direct):
         own = client.client_id()
         client.close()
         wait_until(
@@ -143,18 +134,14 @@ class TestPassing:
             message="the server has closed the connection",
         )
 
-    def test_the_end_of_the_server_is_the_end_of_the_connection(
-        self, own_server: Server, make_proxy: MakeProxy
-    ) -> None:
+    def test_the_end_of_the_server_is_the_end_of_the_connection(self, own_server, make_proxy):
         client = make_proxy(own_server).client()
         client.ping()
         own_server.kill()
         with pytest.raises(redis.ConnectionError):
             client.ping()
 
-    def test_a_server_that_came_back_is_found_again(
-        self, own_server: Server, make_proxy: MakeProxy
-    ) -> None:
+    def test_a_server_that_came_back_is_found_again(self, own_server, make_proxy):
         client = make_proxy(own_server).client()
         own_server.kill()
         with pytest.raises(redis.ConnectionError):
@@ -162,10 +149,8 @@ class TestPassing:
         own_server.start()
         assert client.ping()
 
-    def test_a_replica_is_sent_all_data_and_what_follows(
-        self, make_server: MakeServer, make_proxy: MakeProxy
-    ) -> None:
-        quick: dict[str, Any] = {"repl_diskless_sync_delay": 0}
+    def test_a_replica_is_sent_all_data_and_what_follows(self, make_server, make_proxy):
+        quick = {"repl_diskless_sync_delay": 0}
         master = make_server(**quick)
         master.client().set("before", "\r\n" * 1000)
         proxy = make_proxy(master)
@@ -175,7 +160,7 @@ class TestPassing:
         wait_until(lambda: replica.get("after") == b"x")
         assert replica.get("before") == b"\r\n" * 1000
 
-    def test_what_passed_is_logged(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_what_passed_is_logged(self, proxy, client):
         before = time.monotonic()
         client.set("key", "value", px=100)
         command = proxy.log[-1]
@@ -187,18 +172,14 @@ class TestPassing:
 
 
 class TestCut:
-    def test_before_the_command_nothing_runs(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
-    ) -> None:
+    def test_before_the_command_nothing_runs(self, proxy, client, direct):
         rule = proxy.rule("INCRBY", "cut_before")
         with pytest.raises(redis.ConnectionError):
             client.incr("n")
         assert direct.get("n") is None
         assert rule.hits == 1
 
-    def test_after_the_command_it_has_run(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
-    ) -> None:
+    def test_after_the_command_it_has_run(self, proxy, client, direct):
         rule = proxy.rule("INCRBY", "cut_after")
         with pytest.raises(redis.ConnectionError):
             client.incr("n")
@@ -206,7 +187,7 @@ class TestCut:
         assert rule.hits == 1
 
     @pytest.mark.parametrize("action", ["cut_before", "cut_after"])
-    def test_the_client_sees_a_reset(self, proxy: Proxy, action: str) -> None:
+    def test_the_client_sees_a_reset(self, proxy, action):
         proxy.rule("PING", action)
         with socket.create_connection(("127.0.0.1", proxy.port), 5) as bare:
             bare.sendall(b"PING\r\n")
@@ -214,15 +195,13 @@ class TestCut:
                 bare.recv(100)
 
     @pytest.mark.parametrize("action", ["cut_before", "cut_after"])
-    def test_it_happens_once(self, proxy: Proxy, client: redis.Redis, action: str) -> None:
+    def test_it_happens_once(self, proxy, client, action):
         proxy.rule("PING", action)
         with pytest.raises(redis.ConnectionError):
             client.ping()
         assert client.ping()
 
-    def test_the_default_client_runs_a_command_twice(
-        self, proxy: Proxy, direct: redis.Redis
-    ) -> None:
+    def test_the_default_client_runs_a_command_twice(self, proxy, direct):
         """The trap that a lock on top of the client's own retries falls into."""
         direct.delete("n")
         proxy.rule("INCRBY", "cut_after")
@@ -232,9 +211,7 @@ class TestCut:
     @pytest.mark.parametrize(
         ("action", "ran"), [("cut_before", b"2"), ("cut_after", b"3")], ids=["before", "after"]
     )
-    def test_in_a_pipeline_earlier_replies_still_arrive(
-        self, proxy: Proxy, direct: redis.Redis, action: str, ran: bytes
-    ) -> None:
+    def test_in_a_pipeline_earlier_replies_still_arrive(self, proxy, direct, action, ran):
         direct.delete("n")
         proxy.rule("INCR", action, match=lambda args: next(calls) == 3)
         calls = itertools.count(1)
@@ -246,7 +223,7 @@ class TestCut:
                     replies.readline()
         assert direct.get("n") == ran
 
-    def test_all_connections_can_be_cut_at_once(self, proxy: Proxy) -> None:
+    def test_all_connections_can_be_cut_at_once(self, proxy):
         first, second = (socket.create_connection(("127.0.0.1", proxy.port), 5) for _ in range(2))
         with first, second:
             for bare in (first, second):
@@ -257,7 +234,7 @@ class TestCut:
                 with pytest.raises(ConnectionResetError):
                     bare.recv(100)
 
-    async def test_an_async_client_sees_it_too(self, proxy: Proxy, direct: redis.Redis) -> None:
+    async def test_an_async_client_sees_it_too(self, proxy, direct):
         direct.delete("n")
         proxy.rule("INCRBY", "cut_after")
         async with AsyncRedis.from_url(proxy.url, retry=None) as client:
@@ -268,9 +245,7 @@ class TestCut:
 
 
 class TestHang:
-    def test_before_the_command_nothing_runs(
-        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
-    ) -> None:
+    def test_before_the_command_nothing_runs(self, proxy, impatient, direct):
         client = impatient()
         rule = proxy.rule("INCRBY", "hang_before")
         with pytest.raises(redis.TimeoutError):
@@ -278,9 +253,7 @@ class TestHang:
         rule.wait()
         assert direct.get("n") is None
 
-    def test_after_the_command_it_has_run(
-        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
-    ) -> None:
+    def test_after_the_command_it_has_run(self, proxy, impatient, direct):
         client = impatient()
         rule = proxy.rule("INCRBY", "hang_after")
         with pytest.raises(redis.TimeoutError):
@@ -289,9 +262,7 @@ class TestHang:
         assert direct.get("n") == b"1"
 
     @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
-    def test_nothing_later_passes_on_that_connection(
-        self, proxy: Proxy, direct: redis.Redis, action: str
-    ) -> None:
+    def test_nothing_later_passes_on_that_connection(self, proxy, direct, action):
         direct.delete("n")
         rule = proxy.rule("PING", action)
         with socket.create_connection(("127.0.0.1", proxy.port), 5) as bare:
@@ -303,7 +274,7 @@ class TestHang:
                 bare.recv(100)
         assert not direct.exists("n")
 
-    def test_other_connections_pass(self, proxy: Proxy, connect: Connect) -> None:
+    def test_other_connections_pass(self, proxy, connect):
         rule = proxy.rule("PING", "hang_before")
         with socket.create_connection(("127.0.0.1", proxy.port), 5) as bare:
             bare.sendall(b"PING\r\n")
@@ -312,9 +283,7 @@ class TestHang:
 
 
 class TestDelay:
-    def test_a_command_can_arrive_late(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis
-    ) -> None:
+    def test_a_command_can_arrive_late(self, proxy, connect, direct):
         client = connect(socket_timeout=HUNG)
         proxy.rule("SET", "delay:5")
         begin = time.monotonic()
@@ -326,9 +295,7 @@ class TestDelay:
         assert time.monotonic() - begin >= 5
         assert direct.get("key") == b"value"
 
-    def test_a_reply_can_arrive_late(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis
-    ) -> None:
+    def test_a_reply_can_arrive_late(self, proxy, connect, direct):
         client = connect(socket_timeout=HUNG)
         rule = proxy.rule("SET", "delayreply:5")
         begin = time.monotonic()
@@ -340,9 +307,7 @@ class TestDelay:
         thread.join()
         assert time.monotonic() - begin >= 5
 
-    def test_a_late_command_lets_other_connections_pass(
-        self, proxy: Proxy, connect: Connect
-    ) -> None:
+    def test_a_late_command_lets_other_connections_pass(self, proxy, connect):
         proxy.rule("GET", "delay:5")
         client, other = connect(socket_timeout=HUNG), connect()
         thread = threading.Thread(target=client.get, args=("key",))
@@ -354,9 +319,7 @@ class TestDelay:
 
 
 class TestHold:
-    def test_a_zombie_lands_long_after_its_client_gave_up(
-        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
-    ) -> None:
+    def test_a_zombie_lands_long_after_its_client_gave_up(self, proxy, impatient, direct):
         client = impatient()
         rule = proxy.rule("SET", "hold")
         with pytest.raises(redis.TimeoutError):
@@ -367,9 +330,9 @@ class TestHold:
         assert direct.get("key") == b"zombie"
         assert proxy.forward_held() == 0
 
-    def test_a_client_that_waited_gets_its_reply(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_a_client_that_waited_gets_its_reply(self, proxy, client):
         rule = proxy.rule("INCRBY", "hold")
-        answers: list[Any] = []
+        answers = []
         thread = threading.Thread(target=lambda: answers.append((client.incr("n"), client.ping())))
         thread.start()
         rule.wait()
@@ -377,9 +340,7 @@ class TestHold:
         thread.join()
         assert answers == [(1, True)]
 
-    def test_what_is_never_forwarded_never_runs(
-        self, server: Endpoint, impatient: Connect, direct: redis.Redis
-    ) -> None:
+    def test_what_is_never_forwarded_never_runs(self, server, impatient, direct):
         with Proxy(server) as proxy:
             client = impatient(proxy)
             rule = proxy.rule("SET", "hold")
@@ -390,26 +351,26 @@ class TestHold:
 
 
 class TestRules:
-    def test_by_an_argument(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_by_an_argument(self, proxy, client):
         proxy.rule("SET", "cut_before", match="lottery")
         assert client.set("other", 1)
         with pytest.raises(redis.ConnectionError):
             client.set("prefix:lottery:lock", 1)
 
-    def test_by_a_function_of_the_arguments(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_by_a_function_of_the_arguments(self, proxy, client):
         proxy.rule("SET", "cut_before", match=lambda args: int(args[1]) > 5)
         assert client.set("key", 5)
         with pytest.raises(redis.ConnectionError):
             client.set("key", 6)
 
-    def test_a_number_of_times(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_a_number_of_times(self, proxy, client):
         proxy.rule("SET", "cut_before", times=2)
         for _ in range(2):
             with pytest.raises(redis.ConnectionError):
                 client.set("key", 1)
         assert client.set("key", 1)
 
-    def test_until_further_notice(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_until_further_notice(self, proxy, client):
         rule = proxy.rule("SET", "cut_before", times=None)
         for _ in range(3):
             with pytest.raises(redis.ConnectionError):
@@ -418,33 +379,31 @@ class TestRules:
         proxy.clear_rules()
         assert client.set("key", 1)
 
-    def test_any_command(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_any_command(self, proxy, client):
         proxy.rule("*", "cut_before")
         with pytest.raises(redis.ConnectionError):
             client.ping()
 
-    def test_the_oldest_rule_that_applies_acts(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_the_oldest_rule_that_applies_acts(self, proxy, client):
         proxy.rule("PING", "delay:0")
         proxy.rule("PING", "cut_before")
         assert client.ping()
         with pytest.raises(redis.ConnectionError):
             client.ping()
 
-    def test_a_rule_that_never_acted_is_found(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_a_rule_that_never_acted_is_found(self, proxy, client):
         idle = proxy.rule("INCR", "cut_before")
         client.incr("n")  # INCRBY, as redis-py has it.
         assert proxy.idle_rules() == [idle]
         proxy.clear_rules()
 
     @pytest.mark.parametrize("action", ["explode", "delay", "cut_after:1", "delay:soon"])
-    def test_an_unknown_action_is_refused(self, proxy: Proxy, action: str) -> None:
+    def test_an_unknown_action_is_refused(self, proxy, action):
         with pytest.raises(ValueError, match=r"action|float"):
             proxy.rule("SET", action)
 
-    def test_a_share_of_the_commands_the_same_for_a_seed(
-        self, server: Endpoint, make_proxy: MakeProxy
-    ) -> None:
-        def actions(seed: int) -> list[str]:
+    def test_a_share_of_the_commands_the_same_for_a_seed(self, server, make_proxy):
+        def actions(seed):
             proxy = make_proxy(server, seed=seed)
             proxy.rule("PING", "delay:0", times=None, probability=0.3)
             with proxy.client() as client:
@@ -457,9 +416,7 @@ class TestRules:
 
 
 class TestScripts:
-    def test_a_rule_is_for_one_script(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
-    ) -> None:
+    def test_a_rule_is_for_one_script(self, proxy, client, direct):
         sha, other = direct.script_load(SCRIPT), direct.script_load(OTHER)
         proxy.rule_for_script(sha, "cut_after")
         assert client.evalsha(other, 0) == b"other"
@@ -467,9 +424,7 @@ class TestScripts:
             client.evalsha(sha, 1, "n", 1)
         assert direct.get("n") == b"1"
 
-    def test_it_finds_the_script_by_its_text_too(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
-    ) -> None:
+    def test_it_finds_the_script_by_its_text_too(self, proxy, client, direct):
         sha = direct.script_load(SCRIPT)
         proxy.rule_for_script(sha, "cut_after")
         assert client.eval(OTHER, 0) == b"other"
@@ -478,9 +433,7 @@ class TestScripts:
         assert direct.get("n") == b"1"
 
     @pytest.mark.parametrize("action", ["cut_after", "hang_after", "delayreply:0.05"])
-    def test_a_script_that_is_not_loaded_has_not_run(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis, action: str
-    ) -> None:
+    def test_a_script_that_is_not_loaded_has_not_run(self, proxy, connect, direct, action):
         client = connect(socket_timeout=3)
         eventually(client.ping, redis.TimeoutError)
         sha = direct.script_load(SCRIPT)
@@ -499,27 +452,23 @@ class TestScripts:
 
 class TestPushes:
     @pytest.fixture
-    def subscriber(self, connect: Connect) -> Iterator[Any]:
+    def subscriber(self, connect):
         with connect().pubsub() as subscriber:
             subscriber.subscribe("bell", "other")
             assert [self.next(subscriber)["type"] for _ in range(2)] == ["subscribe"] * 2
             yield subscriber
 
     @staticmethod
-    def next(subscriber: Any, timeout: float = HUNG) -> Any:
+    def next(subscriber, timeout=HUNG):
         return subscriber.get_message(timeout=timeout)
 
-    def test_a_message_passes_at_any_moment(
-        self, subscriber: Any, proxy: Proxy, direct: redis.Redis
-    ) -> None:
+    def test_a_message_passes_at_any_moment(self, subscriber, proxy, direct):
         for number in range(3):
             assert direct.publish("bell", number) == 1
             assert self.next(subscriber)["data"] == str(number).encode()
         assert [push[:2] for push in proxy.pushes] == [[b"message", b"bell"]] * 3
 
-    def test_a_message_passes_while_a_command_is_late(
-        self, proxy: Proxy, subscriber: Any, direct: redis.Redis
-    ) -> None:
+    def test_a_message_passes_while_a_command_is_late(self, proxy, subscriber, direct):
         late = proxy.rule("PING", "hold")
         subscriber.ping()
         late.wait()
@@ -528,16 +477,14 @@ class TestPushes:
         proxy.forward_held()
         assert self.next(subscriber)["type"] == "pong"
 
-    def test_messages_can_be_lost(self, proxy: Proxy, subscriber: Any, direct: redis.Redis) -> None:
+    def test_messages_can_be_lost(self, proxy, subscriber, direct):
         proxy.drop_pushes(2)
         for number in range(3):
             assert direct.publish("bell", number) == 1
         assert self.next(subscriber)["data"] == b"2"
         assert proxy.pushes_dropped == 2
 
-    def test_confirmations_are_no_messages(
-        self, proxy: Proxy, subscriber: Any, direct: redis.Redis
-    ) -> None:
+    def test_confirmations_are_no_messages(self, proxy, subscriber, direct):
         proxy.drop_pushes(1)
         subscriber.subscribe("third")
         assert self.next(subscriber)["type"] == "subscribe"
@@ -546,9 +493,7 @@ class TestPushes:
         assert [message["type"] for message in left] == ["unsubscribe"] * 3
         assert proxy.pushes_dropped == 0
 
-    def test_a_subscription_can_be_cut_after_it_took_hold(
-        self, proxy: Proxy, connect: Connect
-    ) -> None:
+    def test_a_subscription_can_be_cut_after_it_took_hold(self, proxy, connect):
         rule = proxy.rule("SUBSCRIBE", "cut_after")
         with connect().pubsub() as subscriber:
             subscriber.subscribe("bell")
@@ -556,26 +501,24 @@ class TestPushes:
                 self.next(subscriber)
         assert rule.hits == 1
 
-    def test_a_half_open_connection_rings_no_bell(
-        self, proxy: Proxy, subscriber: Any, direct: redis.Redis
-    ) -> None:
+    def test_a_half_open_connection_rings_no_bell(self, proxy, subscriber, direct):
         rule = proxy.rule("PING", "hang_before")
         subscriber.ping()
         rule.wait()
         assert direct.publish("bell", "unheard") == 1
         assert self.next(subscriber, timeout=0.1) is None
 
-    def test_a_push_between_command_and_reply_is_no_reply(self, proxy: Proxy) -> None:
+    def test_a_push_between_command_and_reply_is_no_reply(self, proxy):
         """Only RESP3 can subscribe and run commands on one connection; a raw socket shows it."""
         with (
             socket.create_connection(("127.0.0.1", proxy.port), 5) as bare,
             bare.makefile("rb") as stream,
         ):
 
-            def ask(*lines: bytes) -> None:
+            def ask(*lines):
                 bare.sendall(b"".join(line + b"\r\n" for line in lines))
 
-            def hear() -> Any:
+            def hear():
                 frame = read_frame(stream)
                 assert frame is not None
                 return frame.value
@@ -592,10 +535,8 @@ class TestPushes:
             with pytest.raises(ConnectionResetError):
                 hear()
 
-    def test_a_blocking_pop_passes_when_the_bell_rings(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
-    ) -> None:
-        heard: list[Any] = []
+    def test_a_blocking_pop_passes_when_the_bell_rings(self, proxy, client, direct):
+        heard = []
         thread = threading.Thread(target=lambda: heard.append(client.blpop(["mailbox"], 5)))
         thread.start()
         wait_until(lambda: proxy.commands("BLPOP"))
@@ -603,9 +544,7 @@ class TestPushes:
         thread.join()
         assert heard[0][1] == b"granted"
 
-    def test_a_lost_blocking_pop_has_taken_its_item(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
-    ) -> None:
+    def test_a_lost_blocking_pop_has_taken_its_item(self, proxy, client, direct):
         direct.rpush("mailbox", "granted")
         proxy.rule("BLPOP", "cut_after")
         with pytest.raises(redis.ConnectionError):
@@ -614,9 +553,7 @@ class TestPushes:
 
 
 class TestNetwork:
-    def test_a_black_hole_accepts_and_never_answers(
-        self, proxy: Proxy, impatient: Connect, connect: Connect, direct: redis.Redis
-    ) -> None:
+    def test_a_black_hole_accepts_and_never_answers(self, proxy, impatient, connect, direct):
         old, new = impatient(), connect(socket_timeout=0.1)
         proxy.blackhole()
         for client in (old, new):
@@ -627,9 +564,7 @@ class TestNetwork:
         assert eventually(old.ping, redis.TimeoutError)
         assert direct.get("key") is None
 
-    def test_what_fell_into_it_can_arrive_late(
-        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
-    ) -> None:
+    def test_what_fell_into_it_can_arrive_late(self, proxy, impatient, direct):
         client = impatient()
         proxy.blackhole()
         with pytest.raises(redis.TimeoutError):
@@ -638,9 +573,7 @@ class TestNetwork:
         proxy.heal(deliver=True)
         wait_until(lambda: direct.get("key") == b"value", message="the command arrives")
 
-    def test_refusing_resets_and_refuses(
-        self, proxy: Proxy, client: redis.Redis, server: Endpoint
-    ) -> None:
+    def test_refusing_resets_and_refuses(self, proxy, client, server):
         proxy.refuse()
         with pytest.raises(redis.ConnectionError):
             client.ping()
@@ -649,9 +582,7 @@ class TestNetwork:
         proxy.heal()
         assert client.ping()
 
-    def test_refusing_ends_what_stands_in_a_black_hole(
-        self, proxy: Proxy, connect: Connect
-    ) -> None:
+    def test_refusing_ends_what_stands_in_a_black_hole(self, proxy, connect):
         client = connect(socket_timeout=0.1)
         proxy.blackhole()
         with pytest.raises(redis.TimeoutError):
@@ -660,12 +591,12 @@ class TestNetwork:
         proxy.heal()
         assert eventually(client.ping, redis.TimeoutError)
 
-    def test_healing_what_is_well_does_no_harm(self, proxy: Proxy, client: redis.Redis) -> None:
+    def test_healing_what_is_well_does_no_harm(self, proxy, client):
         proxy.heal()
         client.ping()
         assert len({command.link for command in proxy.log}) == 1
 
-    def test_closing_ends_every_thread(self, server: Endpoint, impatient: Connect) -> None:
+    def test_closing_ends_every_thread(self, server, impatient):
         before = set(threading.enumerate())
         with Proxy(server) as proxy:
             clients = [impatient(proxy) for _ in range(4)]
@@ -694,7 +625,7 @@ class TestNetwork:
         (b"|1\r\n+ttl\r\n:1\r\n$1\r\nx\r\n", b"$", b"x"),
     ],
 )
-def test_a_frame_is_read_whole(raw: bytes, kind: bytes, value: Any) -> None:
+def test_a_frame_is_read_whole(raw, kind, value):
     stream = io.BufferedReader(io.BytesIO(raw + b"+NEXT\r\n"))
     frame = read_frame(stream)
     assert frame is not None
@@ -703,5 +634,5 @@ def test_a_frame_is_read_whole(raw: bytes, kind: bytes, value: Any) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"+O", b"$3\r\nab", b"*2\r\n:1\r\n"])
-def test_half_a_frame_is_the_end(raw: bytes) -> None:
+def test_half_a_frame_is_the_end(raw):
     assert read_frame(io.BufferedReader(io.BytesIO(raw))) is None

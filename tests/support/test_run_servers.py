@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.processes import hear, say
 from tests.support.run_servers import RunServer, RunServers
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.conftest import Spawn
 
 SERVER = "import os, time; print(os.getpid(), 'is ready', flush=True); time.sleep(600)"
 
@@ -25,11 +21,11 @@ class Sleeper(RunServer):
     name = "sleeper"
     ready = "is ready"
 
-    def prepare(self) -> list[list[Any]]:
+    def prepare(self):
         return [[sys.executable, "-S", "-c", SERVER]]
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         return int(self.log.split()[0])
 
 
@@ -37,11 +33,11 @@ class Broken(RunServer):
     name = "broken"
     ready = "is ready"
 
-    def prepare(self) -> list[list[Any]]:
+    def prepare(self):
         return [[sys.executable, "-S", "-c", "print('no room'); raise SystemExit(3)"]]
 
 
-def use(folder: str) -> None:
+def use(folder):
     """In a child: use the server until told to end."""
     servers = RunServers(Path(folder))
     server = servers.get(Sleeper, Sleeper.name)
@@ -49,7 +45,7 @@ def use(folder: str) -> None:
     hear()
 
 
-def runs(pid: int) -> bool:
+def runs(pid):
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -57,9 +53,7 @@ def runs(pid: int) -> bool:
     return True
 
 
-def test_processes_share_a_server_until_the_last_of_them_is_killed(
-    spawn: Spawn, tmp_path: Path
-) -> None:
+def test_processes_share_a_server_until_the_last_of_them_is_killed(spawn, tmp_path):
     children = [spawn(use, str(tmp_path)) for _ in range(3)]
     (pid, folder), *others = [child.read() for child in children]
     assert others == [[pid, folder]] * 2
@@ -75,7 +69,7 @@ def test_processes_share_a_server_until_the_last_of_them_is_killed(
     assert again.read()[0] != pid
 
 
-def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_says_why(tmp_path):
     servers = RunServers(tmp_path)
     with pytest.raises(AssertionError, match=r"(?s)no room.*has ended with 3"):
         servers.get(Broken, Broken.name)

@@ -10,7 +10,7 @@ def test_a_failover(make_watched: MakeWatched, settings: Settings, key_prefix: s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import redis
@@ -19,10 +19,7 @@ from tests.conftest import Locks, on_failure, skip_or_fail
 from tests.support.servers import (
     KIND,
     KINDS,
-    Container,
-    Endpoint,
     Group,
-    Kind,
     Sentinel,
     Server,
     binary,
@@ -34,9 +31,7 @@ from tests.support.stored import NAME, channels
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from pytest_django import Settings
+    pass
 
 SERVICE = "mymaster"
 
@@ -56,20 +51,20 @@ class Watched(Group):
 
     def __init__(
         self,
-        kind: Kind,
+        kind,
         *,
-        down_after: float = unhurried,
-        failover_timeout: float = 3.0,
-        password: str = "",
-        sentinel_password: str = "",
-        tls: bool = False,
-    ) -> None:
+        down_after=unhurried,
+        failover_timeout=3.0,
+        password="",
+        sentinel_password="",
+        tls=False,
+    ):
         self._password = {"password": password} if password else {}
         self._sentinel_password = {"password": sentinel_password} if sentinel_password else {}
-        config: dict[str, Any] = {"repl_diskless_sync_delay": 0}
+        config = {"repl_diskless_sync_delay": 0}
         if password:
             config |= {"requirepass": password, "masterauth": password}
-        encrypted: dict[str, Any] = {"tls": True, "tls_replication": "yes"} if tls else {}
+        encrypted = {"tls": True, "tls_replication": "yes"} if tls else {}
         self.master = Server(kind, **config, **encrypted)
         self.replicas = [Server(kind, **config, **encrypted) for _ in range(2)]
         self.sentinels = [Sentinel(kind, **encrypted) for _ in range(3)]
@@ -86,7 +81,7 @@ class Watched(Group):
             self._lines.append(f"requirepass {sentinel_password}")
             self._lines.append(f"sentinel sentinel-pass {sentinel_password}")
 
-    def start(self) -> Self:
+    def start(self):
         """Start all, and return once they know each other and have the same data."""
         for server in self.servers:
             server.start()
@@ -107,20 +102,20 @@ class Watched(Group):
         return self
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self):
         """All that keep data."""
         return [self.master, *self.replicas]
 
-    def locks(self, settings: Settings, prefix: str, **options: Any) -> Locks:
+    def locks(self, settings, prefix, **options):
         """REDISLOCK for a test; *options* are its other settings."""
         locks = Locks(settings, self.master, prefix)
         locks.redis = self.client(self.master)
         return locks.configure(**self.setting(), **options)
 
-    def setting(self, **options: Any) -> dict[str, Any]:
+    def setting(self, **options):
         """What REDISLOCK says of the default alias; *options* are more of its OPTIONS."""
-        mine: dict[str, Any] = {"service_name": SERVICE, **self._password}
-        asking: dict[str, Any] = dict(self._sentinel_password)
+        mine = {"service_name": SERVICE, **self._password}
+        asking = dict(self._sentinel_password)
         if self.master.scheme == "rediss":
             mine |= {"ssl": True, "ssl_ca_certs": self.master.ca}
             asking["ssl_ca_certs"] = self.master.ca
@@ -132,37 +127,37 @@ class Watched(Group):
             "OPTIONS": {**mine, **options},
         }
 
-    def client(self, server: Server, **options: Any) -> Any:
+    def client(self, server, **options):
         """A plain client of one of the servers."""
         return server.client(**{**self._password, **options})
 
-    def ask(self, sentinel: Sentinel, *command: str) -> Any:
+    def ask(self, sentinel, *command):
         """What a sentinel answers."""
         with sentinel.client(**self._sentinel_password) as client:
             return client.execute_command("SENTINEL", *command)
 
-    def named_by(self, sentinel: Sentinel) -> Server:
+    def named_by(self, sentinel):
         """The server that a sentinel calls the master."""
         _, port = self.ask(sentinel, "GET-MASTER-ADDR-BY-NAME", SERVICE)
         return next(server for server in self.servers if server.port == int(port))
 
-    def fail_over(self) -> None:
+    def fail_over(self):
         """Have a replica take over, though nothing is wrong."""
         self.ask(self.sentinels[0], "FAILOVER", SERVICE)
 
-    def wait_for_the_silent(self, seconds: float) -> None:
+    def wait_for_the_silent(self, seconds):
         for sentinel in self.sentinels:
             name, ms = "down-after-milliseconds", str(round(seconds * 1000))
             self.ask(sentinel, "SET", SERVICE, name, ms)
 
-    def await_failover(self) -> Server:
+    def await_failover(self):
         """Return the new master once all the running sentinels know it."""
         return self.find_master(other_than=self.master)
 
-    def find_master(self, other_than: Server | None = None) -> Server:
+    def find_master(self, other_than=None):
         """Return the master once all the running sentinels name the same."""
 
-        def known() -> Server | None:
+        def known():
             named = {self.named_by(sentinel) for sentinel in self.sentinels if sentinel.running}
             return None if other_than in named or len(named) > 1 else named.pop()
 
@@ -172,25 +167,25 @@ class Watched(Group):
         self.master = master
         return master
 
-    def is_in_step(self, replica: Server) -> bool:
+    def is_in_step(self, replica):
         """Whether a server is a replica that has what its master has."""
         return self.client(replica).info("replication").get("master_link_status") == "up"
 
-    def is_settled(self) -> bool:
+    def is_settled(self):
         """Whether no sentinel is amid a failover: await_failover() returns before its end."""
         said = [_fields(self.ask(sentinel, "MASTER", SERVICE)) for sentinel in self.sentinels]
         return all(_text(one["flags"]) == "master" for one in said)
 
-    def close(self) -> None:
+    def close(self):
         """End all of them."""
         for server in (*self.sentinels, *self.servers):
             server.close()
 
-    def report(self) -> str:
+    def report(self):
         """What the sentinels wrote, for people."""
         return "\n".join(f"{one!r}\n{one.log}" for one in self.sentinels)
 
-    def _is_ready(self, sentinel: Sentinel) -> bool:
+    def _is_ready(self, sentinel):
         """Whether it has heard from all the others."""
         try:
             usable = self.ask(sentinel, "CKQUORUM", SERVICE)
@@ -199,18 +194,17 @@ class Watched(Group):
         links = [_text(_fields(one)["master-link-status"]) for one in self._replicas_of(sentinel)]
         return b"3 usable" in usable and links == ["ok", "ok"]
 
-    def _replicas_of(self, sentinel: Sentinel) -> list[Any]:
-        found: list[Any] = self.ask(sentinel, "REPLICAS", SERVICE)
-        return found
+    def _replicas_of(self, sentinel):
+        return self.ask(sentinel, "REPLICAS", SERVICE)
 
 
-def await_copies(master: Server, replicas: Iterable[Server]) -> None:
+def await_copies(master, replicas):
     """Return once replicas have all that their master has now.
 
     WAIT would tell of what the same connection has written, and no more.
     """
 
-    def offset(server: Server) -> int:
+    def offset(server):
         with server.client() as client:
             return int(client.info("replication")["master_repl_offset"])
 
@@ -218,7 +212,7 @@ def await_copies(master: Server, replicas: Iterable[Server]) -> None:
     wait_until(lambda: all(offset(replica) >= written for replica in replicas))
 
 
-def can_be_rung(locks: Locks, master: Server, name: str = NAME) -> int:
+def can_be_rung(locks, master, name=NAME):
     """How many wait for a lock on a channel that somebody listens to, on the server that keeps it.
 
     Those who have lost their connection, or have not come back to a new master yet, are passed over
@@ -232,33 +226,33 @@ def can_be_rung(locks: Locks, master: Server, name: str = NAME) -> int:
     return sum(channel in heard for channel in channels(locks, name))
 
 
-def _place(server: Server) -> str:
+def _place(server):
     return f"{server.host} {server.port}"
 
 
-def _fields(reply: Any) -> dict[str, Any]:
+def _fields(reply):
     """What is told as names and values, by whatever protocol."""
     if not isinstance(reply, dict):
         reply = dict(zip(reply[::2], reply[1::2], strict=True))
     return {_text(name): value for name, value in reply.items()}
 
 
-def _text(value: str | bytes) -> str:
+def _text(value):
     return value if isinstance(value, str) else value.decode()
 
 
 class MakeWatched(Protocol):
     """The type of the fixture `make_watched`."""
 
-    def __call__(self, kind: Kind | None = None, **options: Any) -> Watched: ...
+    def __call__(self, kind=None, **options): ...
 
 
 @pytest.fixture
-def make_watched(request: pytest.FixtureRequest) -> Iterator[MakeWatched]:
+def make_watched(request):
     """Start topologies of the test's own, to be broken. Without a kind, see make_server."""
-    made: list[Watched] = []
+    made = []
 
-    def make(kind: Kind | None = None, **options: Any) -> Watched:
+    def make(kind=None, **options):
         watched = _started(kind or _kind(request), **options)
         made.append(watched)
         on_failure(request, "what the sentinels wrote", watched.report)
@@ -270,19 +264,17 @@ def make_watched(request: pytest.FixtureRequest) -> Iterator[MakeWatched]:
 
 
 @pytest.fixture(scope="session")
-def shared_watched() -> Iterator[Callable[[], Watched]]:
+def shared_watched():
     """A topology for the whole run (of an xdist worker), to use and not to break."""
     yield from made_once(lambda: _started(KIND))
 
 
 @pytest.fixture(scope="session")
-def shared_quorum(
-    shared_servers: Callable[[Kind], Server | Container],
-) -> Iterator[Callable[[], list[Endpoint]]]:
+def shared_quorum(shared_servers):
     """Three servers that know nothing of each other, to use and not to break; of both kinds."""
-    own: list[Server] = []
+    own = []
 
-    def get() -> list[Endpoint]:
+    def get():
         shared = [shared_servers(kind) for kind in KINDS if not missing(kind)]
         while len(shared) + len(own) < 3:
             own.append(Server(KIND).start())
@@ -294,19 +286,18 @@ def shared_quorum(
 
 
 @pytest.fixture
-def watched(shared_watched: Callable[[], Watched]) -> Watched:
+def watched(shared_watched):
     """The shared topology."""
     return shared_watched()
 
 
-def _started(kind: Kind, **options: Any) -> Watched:
+def _started(kind, **options):
     if binary(kind) is None:
         skip_or_fail(f"no {kind} program here, of which sentinels could be made")
     return Watched(kind, **options).__enter__()
 
 
-def _kind(request: pytest.FixtureRequest) -> Kind:
+def _kind(request):
     if "server_kind" in request.fixturenames:
-        kind: Kind = request.getfixturevalue("server_kind")
-        return kind
+        return request.getfixturevalue("server_kind")
     return KIND

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
 import django
 
 from django_redislock import distributed_lock
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 django.setup()
 MASTER = os.getpid()
@@ -23,7 +19,7 @@ assert lease is not None
 wait_until(lambda: lease.renewals)
 
 
-def application(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+def application(environ, start_response):
     """Serve a request that takes many short locks, and holds a long one meanwhile."""
     name = environ["PATH_INFO"]
     fences = []

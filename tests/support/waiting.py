@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -21,9 +18,7 @@ T = TypeVar("T")
 HUNG = 60.0
 
 
-def wait_until(
-    condition: Callable[[], T], timeout: float = HUNG, message: str = "", *, every: float = 0.005
-) -> T:
+def wait_until(condition, timeout=HUNG, message="", *, every=0.005):
     """Return the first true answer of *condition*; fail after *timeout* seconds without one."""
     begin = time.monotonic()
     while not (answer := condition()):
@@ -34,11 +29,11 @@ def wait_until(
     return answer
 
 
-def eventually(call: Callable[[], T], error: type[Exception]) -> T:
+def eventually(call, error):
     """Return the first answer of *call* that is not this *error*: it has little time for each."""
-    answers: list[T] = []
+    answers = []
 
-    def answered() -> bool:
+    def answered():
         try:
             answers.append(call())
         except error:
@@ -49,9 +44,7 @@ def eventually(call: Callable[[], T], error: type[Exception]) -> T:
     return answers[0]
 
 
-async def await_until(
-    condition: Callable[[], Any], timeout: float = HUNG, message: str = "", *, every: float = 0.005
-) -> Any:
+async def await_until(condition, timeout=HUNG, message="", *, every=0.005):
     """See wait_until(); lets the event loop run, and *condition* may be a coroutine function."""
     begin = time.monotonic()
     while True:
@@ -66,11 +59,11 @@ async def await_until(
         await asyncio.sleep(_pause(every, waited))
 
 
-def _pause(every: float, waited: float) -> float:
+def _pause(every, waited):
     """Seconds until the next look: looks cost processor time, and are rarer in a long wait."""
     return max(every, min(waited / 20, 0.05))
 
 
-def _too_late(condition: object, timeout: float, message: str, answer: object) -> str:
+def _too_late(condition, timeout, message, answer):
     what = message or getattr(condition, "__qualname__", repr(condition))
     return f"{what}: not so within {timeout:g} s, last answer {answer!r}"

@@ -26,7 +26,7 @@ import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pytest
 
@@ -36,14 +36,12 @@ from tests.support.others import queued
 from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
-    from types import TracebackType
 
     from django_redislock import Lease
     from django_redislock.lock import Lock
-    from tests.conftest import Locks
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -52,8 +50,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Running(Protocol[T_co]):
     """Something that goes on beside the test."""
 
-    async def result(self) -> T_co: ...
-    def done(self) -> bool: ...
+    async def result(self): ...
+    def done(self): ...
 
 
 class Way(ABC):
@@ -106,48 +104,45 @@ class Sync(Way):
 
     name = "sync"
 
-    def run(self, test: Coroutine[Any, Any, T]) -> T:
+    def run(self, test):
         try:
             test.send(None)
         except StopIteration as end:
-            result: T = end.value
-            return result
+            return end.value
         test.close()
         raise AssertionError("by the blocking way nothing may be awaited that is not there yet")
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Running[T]:
+    def start(self, work):
         return _Thread(lambda: self.run(work()))
 
-    async def until(
-        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
-    ) -> None:
+    async def until(self, condition, timeout=HUNG, message=""):
         wait_until(condition, timeout, message)
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds):
         time.sleep(seconds)
 
-    def function(self, body: Callable[..., T]) -> Callable[..., T]:
+    def function(self, body):
         return body
 
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def call(self, function, *args, **kwargs):
         return function(*args, **kwargs)
 
-    def entered(self, lock: Lock) -> AbstractAsyncContextManager[Lease]:
+    def entered(self, lock):
         return _Entered(lock)
 
-    async def acquire(self, lock: Lock) -> bool:
+    async def acquire(self, lock):
         return lock.acquire()
 
-    async def release(self, lock: Lock, success: bool = True) -> None:
+    async def release(self, lock, success=True):
         lock.release(success)
 
-    async def locked(self, lock: Lock) -> bool:
+    async def locked(self, lock):
         return lock.locked()
 
-    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
+    async def renew(self, lease, ttl=None):
         lease.renew(ttl)
 
-    async def ensure_held(self, lease: Lease, verify: bool = False) -> None:
+    async def ensure_held(self, lease, verify=False):
         lease.ensure_held(verify)
 
 
@@ -156,85 +151,78 @@ class Async(Way):
 
     name = "async"
 
-    def run(self, test: Coroutine[Any, Any, T]) -> T:
+    def run(self, test):
         return asyncio.run(test)
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Running[T]:
+    def start(self, work):
         return _Task(work())
 
-    async def until(
-        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
-    ) -> None:
+    async def until(self, condition, timeout=HUNG, message=""):
         await await_until(condition, timeout, message)
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds):
         await asyncio.sleep(seconds)
 
-    def function(self, body: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+    def function(self, body):
         @functools.wraps(body)
         async def afunction(*args: Any, **kwargs: Any) -> T:
             return body(*args, **kwargs)
 
         return afunction
 
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def call(self, function, *args, **kwargs):
         return await function(*args, **kwargs)
 
-    def entered(self, lock: Lock) -> AbstractAsyncContextManager[Lease]:
+    def entered(self, lock):
         return lock
 
-    async def acquire(self, lock: Lock) -> bool:
+    async def acquire(self, lock):
         return await lock.aacquire()
 
-    async def release(self, lock: Lock, success: bool = True) -> None:
+    async def release(self, lock, success=True):
         await lock.arelease(success)
 
-    async def locked(self, lock: Lock) -> bool:
+    async def locked(self, lock):
         return await lock.alocked()
 
-    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
+    async def renew(self, lease, ttl=None):
         await lease.arenew(ttl)
 
-    async def ensure_held(self, lease: Lease, verify: bool = False) -> None:
+    async def ensure_held(self, lease, verify=False):
         await lease.aensure_held(verify)
 
 
 class _Entered:
     """A lock's blocking context manager, for `async with`."""
 
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock):
         self._lock = lock
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self):
         return self._lock.__enter__()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type, exc, traceback):
         self._lock.__exit__(exc_type, exc, traceback)
 
 
 class _Thread(Generic[T]):
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work):
         self._work = work
-        self._raised: BaseException | None = None
+        self._raised = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         _begun.append(self._thread)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self):
         try:
             self._result = self._work()
         except BaseException as error:
             self._raised = error
 
-    def done(self) -> bool:
+    def done(self):
         return not self._thread.is_alive()
 
-    async def result(self) -> T:
+    async def result(self):
         self._thread.join(HUNG)
         assert self.done(), f"still running after {HUNG:g} s"
         if self._raised is not None:
@@ -243,20 +231,20 @@ class _Thread(Generic[T]):
 
 
 class _Task(Generic[T]):
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, work):
         self._task = asyncio.create_task(work)
 
-    def done(self) -> bool:
+    def done(self):
         return self._task.done()
 
-    async def result(self) -> T:
+    async def result(self):
         return await asyncio.wait_for(self._task, HUNG)
 
 
 WAYS = (Sync(), Async())
 
 
-def both_ways(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def both_ways(test):
     """Run a test, written as a coroutine function with the argument *way*, by both ways."""
 
     @pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
@@ -279,10 +267,10 @@ class Caller(ABC):
 
     way: Way
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exc_info: object) -> None:  # noqa: B027 - threads need no end
+    def __exit__(self, *exc_info):  # noqa: B027 - threads need no end
         """End what was begun."""
 
     @abstractmethod
@@ -293,21 +281,21 @@ class Caller(ABC):
     def start(self, call: Coroutine[Any, Any, T]) -> Future[T]:
         """Let a call by the way go on beside the test, as another holder: a thread, or a task."""
 
-    def acquire(self, lock: Lock) -> bool:
+    def acquire(self, lock):
         return self.run(self.way.acquire(lock))
 
-    def release(self, lock: Lock) -> None:
+    def release(self, lock):
         self.run(self.way.release(lock))
 
-    def renew(self, lease: Lease) -> None:
+    def renew(self, lease):
         self.run(self.way.renew(lease))
 
-    def ensure_held(self, lease: Lease) -> None:
+    def ensure_held(self, lease):
         """Ask the server."""
         self.run(self.way.ensure_held(lease, verify=True))
 
     @contextmanager
-    def block(self, lock: Lock) -> Iterator[Lease]:
+    def block(self, lock):
         """A block under *lock*."""
         block = self.way.entered(lock)
         lease = self.run(_awaited(block.__aenter__()))
@@ -319,11 +307,11 @@ class Caller(ABC):
         else:
             self.run(_awaited(block.__aexit__(None, None, None)))
 
-    def begin(self, lock: Lock) -> Future[bool]:
+    def begin(self, lock):
         """Start to acquire *lock* in another thread or task."""
         return self.start(self.way.acquire(lock))
 
-    def begin_waiting(self, lock: Lock, locks: Locks) -> Future[bool]:
+    def begin_waiting(self, lock, locks):
         """begin(), and return once it stands in the queue."""
         place = queued(locks, lock.name) + 1
         future = self.begin(lock)
@@ -336,10 +324,10 @@ class Blocking(Caller):
 
     way = Sync()
 
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
+    def run(self, call):
         return self.way.run(call)
 
-    def start(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+    def start(self, call):
         return in_thread(lambda: self.way.run(call))
 
 
@@ -348,13 +336,13 @@ class InLoop(Caller):
 
     way = Async()
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info):
         self.run(self._end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(HUNG)
@@ -362,13 +350,13 @@ class InLoop(Caller):
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
+    def run(self, call):
         return self.start(call).result(HUNG)
 
-    def start(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+    def start(self, call):
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
-    async def _end_tasks(self) -> None:
+    async def _end_tasks(self):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -376,14 +364,14 @@ class InLoop(Caller):
 
 
 @pytest.fixture(params=[Blocking, InLoop], ids=lambda caller: caller.way.name)
-def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
+def caller(request):
     """Run the test once by each way."""
     with request.param() as caller:
         yield caller
 
 
 @pytest.fixture
-def if_rung(monkeypatch: pytest.MonkeyPatch) -> float:
+def if_rung(monkeypatch):
     """Seconds within which a waiter is served if it is rung: it hardly ever looks by itself.
 
     Usually it looks every 2 s, and on a busy machine that may be before the bell rings.
@@ -393,21 +381,21 @@ def if_rung(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @pytest.fixture
-def undo_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def undo_in_time(monkeypatch):
     """Let nobody give up the undoing of an acquire while the machine stands still."""
     monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
     monkeypatch.setattr(voting, "UNDO_WITHIN", HUNG)
 
 
-async def _awaited(call: Awaitable[T]) -> T:
+async def _awaited(call):
     return await call
 
 
-def in_thread(function: Callable[[], T]) -> Future[T]:
+def in_thread(function):
     """Call *function* in a new thread: a pool's would be the same owner twice."""
-    future: Future[T] = Future()
+    future = Future()
 
-    def work() -> None:
+    def work():
         try:
             future.set_result(function())
         except BaseException as error:
@@ -419,11 +407,11 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
     return future
 
 
-_begun: list[threading.Thread] = []  # Beside the test that runs.
+_begun = []  # Beside the test that runs.
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, Any, Any]:
+def pytest_runtest_call():
     """Let no thread work on into the next test, whose connections and log it would mix up."""
     _begun.clear()
     result = yield

@@ -18,12 +18,8 @@ import time
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # The minor version before that of the working tree. To be moved on when a minor version is made.
 FORMER = "fbb6bfbd3fc5977946c6713a709f27ac7c562912"
@@ -41,7 +37,7 @@ class NoHistory(Exception):
     """The former version cannot be built here; says why."""
 
 
-def unpacked(version: str) -> str:
+def unpacked(version):
     """The folder in which the wheel of OLD or NEW is unpacked.
 
     Raises:
@@ -52,7 +48,7 @@ def unpacked(version: str) -> str:
     return str(_made_once(f"tree-{_digest()}", _copy_tree))
 
 
-def _files_of_package() -> Iterator[Path]:
+def _files_of_package():
     """All that belongs into a wheel."""
     for path in sorted(_PACKAGE.rglob("*")):
         parts = path.relative_to(ROOT).parts
@@ -60,14 +56,14 @@ def _files_of_package() -> Iterator[Path]:
             yield path
 
 
-def _copy_tree(source: Path) -> None:
+def _copy_tree(source):
     """Copy what a wheel is built from, so that building leaves nothing in the checkout."""
     for name in _SOURCES[:-1]:
         shutil.copy(ROOT / name, source)
     shutil.copytree(_PACKAGE, source / _PACKAGE.name, ignore=shutil.ignore_patterns(*_LEFTOVERS))
 
 
-def _build(source: Path, target: Path) -> Path:
+def _build(source, target):
     """Build the wheel of these sources."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-input", "--no-build-isolation"]  # It needs no index.
@@ -78,7 +74,7 @@ def _build(source: Path, target: Path) -> Path:
     return wheel
 
 
-def _digest() -> str:
+def _digest():
     digest = hashlib.sha256()
     for path in (*(ROOT / name for name in _SOURCES[:-1]), *_files_of_package()):
         digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
@@ -86,7 +82,7 @@ def _digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _made_once(name: str, get_sources: Callable[[Path], None]) -> Path:
+def _made_once(name, get_sources):
     """Unpack the wheel of these sources, unless another process of this or a former run has."""
     _UNPACKED.mkdir(parents=True, exist_ok=True)
     made = _UNPACKED / name
@@ -106,7 +102,7 @@ def _made_once(name: str, get_sources: Callable[[Path], None]) -> Path:
     return made
 
 
-def _take_from_history(source: Path) -> None:
+def _take_from_history(source):
     command = ["git", "-c", f"safe.directory={ROOT}", "archive", FORMER, *_SOURCES]
     try:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)

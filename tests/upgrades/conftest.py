@@ -11,19 +11,17 @@ from tests.support.wheels import NEW, OLD, VERSIONS, NoHistory, unpacked
 from tests.upgrades.sides import Side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pytest_django import Settings
+    pass
 
 
 class Start(Protocol):
     """The type of the fixture `start`."""
 
-    def __call__(self, package: str, *, forked: bool = True) -> Side: ...
+    def __call__(self, package, *, forked=True): ...
 
 
 @pytest.fixture(scope="session")
-def packages() -> Mapping[str, str]:
+def packages():
     """The folder of each version."""
     try:
         return {version: unpacked(version) for version in VERSIONS}
@@ -33,11 +31,11 @@ def packages() -> Mapping[str, str]:
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Start]:
+def start(request, settings):
     """Start a process with the package in this folder, and with the REDISLOCK of this moment."""
-    sides: list[Side] = []
+    sides = []
 
-    def start(package: str, *, forked: bool = True) -> Side:
+    def start(package, *, forked=True):
         side = Side(package, settings.REDISLOCK, forked=forked)
         sides.append(side)
         on_failure(request, f"stderr of side {side.pid}", lambda: side.child.stderr)
@@ -49,12 +47,12 @@ def start(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Start]
 
 
 @pytest.fixture
-def old(packages: Mapping[str, str], start: Start) -> Side:
+def old(packages, start):
     """A process with the version before this one."""
     return start(packages[OLD])
 
 
 @pytest.fixture
-def new(packages: Mapping[str, str], start: Start) -> Side:
+def new(packages, start):
     """A process with this version."""
     return start(packages[NEW])

@@ -12,7 +12,6 @@ import sys
 import threading
 from functools import partialmethod
 from itertools import count
-from typing import Any
 
 from tests.support.processes import Child, hear, say
 from tests.support.waiting import HUNG, wait_until
@@ -23,7 +22,7 @@ from tests.support.waiting import HUNG, wait_until
 class Refused(Exception):
     """What a side raised: the name of the exception, and its text."""
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind, text):
         super().__init__(kind, text)
         self.kind = kind
         self.text = text
@@ -32,16 +31,16 @@ class Refused(Exception):
 class Order:
     """Something that a side was told to do."""
 
-    def __init__(self, side: Side, number: int) -> None:
+    def __init__(self, side, number):
         self._side = side
         self._number = number
 
     @property
-    def done(self) -> bool:
+    def done(self):
         """Whether it is done, well or not."""
         return self._side.has_answered(self._number)
 
-    def result(self) -> Any:
+    def result(self):
         """Return what came of it.
 
         Raises:
@@ -63,39 +62,39 @@ class Side:
         forked: See Child.
     """
 
-    def __init__(self, package: str, redislock: dict[str, Any], *, forked: bool = True) -> None:
+    def __init__(self, package, redislock, *, forked=True):
         self.child = Child(serve, redislock=redislock, package=package, forked=forked)
-        self.answers: dict[int, tuple[Any, list[str]]] = {}
+        self.answers = {}
         self._numbers = count(1)
         found = self.child.read()
         assert found.startswith(package), f"{found} is not of {package}"
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         """The process id."""
         return self.child.pid
 
-    def begin(self, act: str, *args: Any, **options: Any) -> Order:
+    def begin(self, act, *args, **options):
         """Have it begin an act: the name of a function below, and its arguments."""
         number = next(self._numbers)
         self.child.send([number, act, args, options])
         return Order(self, number)
 
-    def does(self, act: str, *args: Any, **options: Any) -> Any:
+    def does(self, act, *args, **options):
         """Have it do that, and return what came of it."""
         return self.begin(act, *args, **options).result()
 
     take = partialmethod(does, "take")
     free = partialmethod(does, "free")
 
-    def has_answered(self, number: int) -> bool:
+    def has_answered(self, number):
         """Read what it has said so far."""
         while number not in self.answers and self.child.has_spoken():
             found, *answer = self.child.read()
             self.answers[found] = answer
         return number in self.answers
 
-    def close(self) -> None:
+    def close(self):
         """End it whatever its state."""
         self.child.close()
 
@@ -103,14 +102,14 @@ class Side:
 # --- in the process -------------------------------------------------------------------------------
 
 
-def serve() -> None:
+def serve():
     """Obey, each order in a thread of its own."""
     import django_redislock
 
     say(django_redislock.__file__)
     telling = threading.Lock()
 
-    def obey(number: int, act: str, args: list[Any], options: dict[str, Any]) -> None:
+    def obey(number, act, args, options):
         answer, refusal = None, []
         try:
             answer = getattr(sys.modules[__name__], act)(*args, **options)
@@ -126,20 +125,20 @@ def serve() -> None:
 class _Block:
     """A block under a lock, in a thread of its own."""
 
-    def __init__(self, lock: Any) -> None:
-        self.lease: Any = None
-        self._error: BaseException | None = None
+    def __init__(self, lock):
+        self.lease = None
+        self._error = None
         self._entered, self._told, self._left = (threading.Event() for _ in range(3))
         threading.Thread(target=self._run, args=(lock,), daemon=True).start()
         self._entered.wait()
         self._raise()
 
-    def leave(self) -> None:
+    def leave(self):
         self._told.set()
         self._left.wait()
         self._raise()
 
-    def _run(self, lock: Any) -> None:
+    def _run(self, lock):
         try:
             with lock as self.lease:
                 self._entered.set()
@@ -149,59 +148,58 @@ class _Block:
         self._left.set()
         self._entered.set()
 
-    def _raise(self) -> None:
+    def _raise(self):
         if self._error is not None:
             raise self._error
 
 
-_blocks: dict[str, _Block] = {}
+_blocks = {}
 
 
-def take(*names: str, key: str = "", **options: Any) -> dict[str, Any]:
+def take(*names, key="", **options):
     """Enter a block under a lock, or several; its *key*, by default its first name, ends it."""
     from django_redislock import distributed_lock
 
     return _enter(key or names[0], distributed_lock(*names, **options))
 
 
-def take_over(baton: str, key: str) -> dict[str, Any]:
+def take_over(baton, key):
     """Enter a block with the lease that was handed over."""
     from django_redislock import take_up
 
     return _enter(key, take_up(baton))
 
 
-def _enter(key: str, lock: Any) -> dict[str, Any]:
+def _enter(key, lock):
     block = _blocks[key] = _Block(lock)
     lease = block.lease
     return {"id": lease.id, "fence": lease.fence, "permit": lease.permit, "fences": lease.fences}
 
 
-def free(key: str) -> None:
+def free(key):
     """Leave that block."""
     _blocks.pop(key).leave()
 
 
-def state(key: str) -> list[Any]:
+def state(key):
     """Whether the lease is held, and why it was lost."""
     lease = _blocks[key].lease
     return [lease.held, lease.lost_reason]
 
 
-def hand_over(key: str) -> str:
+def hand_over(key):
     """Hand the lease over; returns the baton."""
-    baton: str = _blocks[key].lease.hand_over(within=HUNG)
-    return baton
+    return _blocks[key].lease.hand_over(within=HUNG)
 
 
-def locked(name: str) -> bool:
+def locked(name):
     """Whether anybody holds the lock."""
     from django_redislock import distributed_lock
 
     return distributed_lock(name).locked()
 
 
-def rows() -> list[dict[str, Any]]:
+def rows():
     """The locks that are held, as operators see them."""
     from django_redislock import held
 
@@ -219,7 +217,7 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def seen(name: str) -> dict[str, Any]:
+def seen(name):
     """Who waits for the lock, and who had it before."""
     from django_redislock import held
 
@@ -230,28 +228,28 @@ def seen(name: str) -> dict[str, Any]:
     }
 
 
-def force_release(name: str, id: str) -> bool:  # noqa: A002
+def force_release(name, id):  # noqa: A002
     """End a lease as an operator does."""
     from django_redislock import held
 
     return held.force_release(name, id)
 
 
-def keep(name: str, seconds: float) -> bool:
+def keep(name, seconds):
     """Keep the lock from everybody."""
     from django_redislock import held
 
     return held.hold(name, seconds, by="ann", reason="maintenance")
 
 
-def give_back(name: str) -> bool:
+def give_back(name):
     """End that."""
     from django_redislock import held
 
     return held.unhold(name)
 
 
-def job(name: str, *, fails: bool = False, **options: Any) -> Any:
+def job(name, *, fails=False, **options):
     """Run a job of which one instance runs at a time."""
     from django_redislock import single_instance
 
@@ -264,7 +262,7 @@ def job(name: str, *, fails: bool = False, **options: Any) -> Any:
     return body()
 
 
-def record(name: str) -> dict[str, Any]:
+def record(name):
     """Who ran last under the lock with which end, and how often it was skipped since."""
     from django_redislock import held
 
@@ -277,7 +275,7 @@ def record(name: str) -> dict[str, Any]:
     return {kind: run and run.owner.pid for kind, run in last.items()} | {"skips": found.skips}
 
 
-def database_job(databases: dict[str, Any], name: str) -> Any:
+def database_job(databases, name):
     """Run a task whose success is committed with its effects."""
     from django_redislock import single_instance_task
     from tests.effects.models import Entry
@@ -299,7 +297,7 @@ def database_job(databases: dict[str, Any], name: str) -> Any:
         return draw.delay(name).get()
 
 
-def publish(conf: dict[str, Any], task: str, *args: Any, **how: Any) -> str:
+def publish(conf, task, *args, **how):
     """Publish a task of the tests; returns the id of the call that stands for it."""
     from tests.celery.project import tasks
     from tests.celery.project.app import make_app

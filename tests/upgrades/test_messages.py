@@ -14,11 +14,8 @@ from tests.support.wheels import NEW, OLD
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery.result import AsyncResult
-
     from tests.celery.project.stage import Stage
     from tests.upgrades.conftest import Start
-    from tests.upgrades.sides import Side
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = [
@@ -30,7 +27,7 @@ pytestmark = [
 both_ways = pytest.mark.parametrize(("one", "other"), [(OLD, NEW), (NEW, OLD)])
 
 
-def published(stage: Stage, side: Side, task: str, key: str, **how: object) -> AsyncResult:
+def published(stage, side, task, key, **how):
     """Have that side publish a task."""
     sent = side.does("publish", stage.conf, task, key, **how)
     return stage.app.AsyncResult(sent)

@@ -18,11 +18,7 @@ from tests.support.soak import soak
 from tests.support.wheels import NEW, OLD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pytest_django import DjangoDbBlocker
-
-    from tests.conftest import MakeServer
+    pass
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,7 +30,7 @@ TTL = 2.0
 BACKENDS = [name for name, contender in CONTENDERS.items() if contender.lock == "ours"]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Choose the backends."""
     if "backend" in metafunc.fixturenames:
         everywhere = metafunc.config.getoption("everywhere")
@@ -42,8 +38,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_while_replies_are_lost_and_processes_are_stopped_killed_and_replaced(
-    packages: Mapping[str, str], make_server: MakeServer
-) -> None:
+    packages, make_server
+):
     """With each that is killed, one of the other version takes its place: forth, and back."""
     both = (packages[OLD], packages[NEW])
     findings = soak(make_server(), seconds=9, ttl=TTL, packages=both, leases=30)
@@ -61,8 +57,8 @@ def test_while_replies_are_lost_and_processes_are_stopped_killed_and_replaced(
 
 
 def test_nothing_is_lost_under_the_fence_while_servers_fail_too(
-    backend: str, packages: Mapping[str, str], django_db_blocker: DjangoDbBlocker
-) -> None:
+    backend, packages, django_db_blocker
+):
     with django_db_blocker.unblock():
         report = run(backend, seconds=0, seed=2, packages=(packages[OLD], packages[NEW]))
     print(report)

@@ -11,12 +11,11 @@ import re
 import shutil
 import time
 from itertools import pairwise, permutations
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock.rules.stored import LockValue, read_lock_value, read_renewal_count
+from django_redislock.rules.stored import read_lock_value, read_renewal_count
 from tests.support.databases import described, on_sqlite
 from tests.support.matrix import MEMORY, PLACES, QUORUM, UNSCRIPTED, needs_scripts, places
 from tests.support.others import waiters
@@ -26,11 +25,11 @@ from tests.support.wheels import NEW, OLD
 from tests.upgrades.sides import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from tests.support.backends import Place
     from tests.upgrades.conftest import Start
-    from tests.upgrades.sides import Order, Side
+    from tests.upgrades.sides import Side
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,17 +44,17 @@ NAME = "lottery"
 SHORT = 2.0  # Seconds: a ttl whose end is waited for.
 
 
-def both_ways(old: Side, new: Side) -> Iterator[tuple[Side, Side]]:
+def both_ways(old, new):
     return permutations((old, new))
 
 
-def refusal(side: Side, act: str, *args: Any, **options: Any) -> Refused:
+def refusal(side, act, *args, **options):
     with pytest.raises(Refused) as refused:
         side.does(act, *args, **options)
     return refused.value
 
 
-def lease_in(place: Place) -> LockValue:
+def lease_in(place):
     """What the key of the lock holds, in the format that both versions write."""
     found = read_lock_value(place.read(NAME).encode())
     assert found is not None
@@ -65,7 +64,7 @@ def lease_in(place: Place) -> LockValue:
 # --- who has the lock -------------------------------------------------------------------------
 
 
-def check_that_one_has_the_lock(old: Side, new: Side) -> None:
+def check_that_one_has_the_lock(old, new):
     """Let them take it in turn, each while the other one looks on."""
     fences = []
     for holder, other in [*both_ways(old, new)] * 2:
@@ -133,15 +132,15 @@ def test_several_locks_are_taken_as_one(place: Place, old: Side, new: Side) -> N
 # --- whose turn it is -------------------------------------------------------------------------
 
 
-def in_turn(place: Place, sides: list[Side]) -> bool:
+def in_turn(place, sides):
     """Whether each waiter was handed the lock in turn."""
     keys = [f"turn {number}" for number in range(len(sides))]
     sides[0].take(NAME, key=keys[0])
-    orders: list[Order] = []
+    orders = []
     for side, key in zip(sides[1:], keys[1:], strict=True):
         orders.append(side.begin("take", NAME, key=key, wait=HUNG))
         wait_until(lambda: waiters(NAME) == len(orders))
-    served: list[int] = []
+    served = []
     handed_over = True
     fence, has_it = 0, 0
     while len(served) < len(orders):
@@ -249,7 +248,7 @@ def test_operators_see_and_end_the_leases_of_the_other(place: Place, old: Side, 
             side.free("gpu")
 
 
-def await_waiter(side: Side, name: str, waiter: Side) -> None:
+def await_waiter(side, name, waiter):
     """Return once that side sees that the waiter stands in the queue."""
     wait_until(lambda: side.does("seen", name)["waiters"] == [waiter.pid], every=0.05)
 
@@ -365,12 +364,10 @@ def test_one_does_not_do_again_what_the_other_has_committed(
 
 
 @pytest.fixture
-def doctored(
-    packages: Mapping[str, str], start: Start, tmp_path: Path
-) -> Callable[[str, str, str, str], Side]:
+def doctored(packages, start, tmp_path):
     """Start a process with a version in which a text of one file was replaced."""
 
-    def doctor(version: str, file: str, text: str, by: str) -> Side:
+    def doctor(version, file, text, by):
         changed = tmp_path / "changed"
         shutil.copytree(packages[version], changed)
         path = changed / "django_redislock" / file

@@ -6,16 +6,12 @@ import json
 import os
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from billiard.pool import TimeoutHandler
 from celery import Celery, signals
 from celery.schedules import crontab, schedule
 from kombu.serialization import register
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
 
 # A serializer of the project's own: JSON that knows sets.
 register(
@@ -27,22 +23,22 @@ register(
 )
 
 
-class Noon(schedule):  # type: ignore[misc] # Celery has no types
+class Noon(schedule):
     """Each whole *every* seconds, by a clock that is *late*: all servers have the same noon."""
 
-    def __init__(self, every: float, late: float) -> None:
+    def __init__(self, every, late):
         super().__init__(every)
         self.every, self.late = every, late
 
-    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+    def is_due(self, last_run_at):
         now, last = time.time() - self.late, last_run_at.timestamp() - self.late
         return now // self.every > last // self.every, self.every - now % self.every
 
-    def __reduce__(self) -> tuple[Any, ...]:  # Beat keeps its schedule in a file.
+    def __reduce__(self):  # Beat keeps its schedule in a file.
         return Noon, (self.every, self.late)
 
 
-def lock_in_parent(key: str) -> None:
+def lock_in_parent(key):
     """Let the worker itself hold the lock *key* before it forks its children."""
 
     @signals.worker_init.connect(weak=False)
@@ -54,15 +50,15 @@ def lock_in_parent(key: str) -> None:
         holding.append(lock)
 
 
-holding: list[Any] = []
+holding = []
 
 schema = ContextVar("schema", default="public")  # Of the tenant whose request or task this is.
 
 
-class OfTenants(Celery):  # type: ignore[misc] # Celery has no types
+class OfTenants(Celery):
     """As that of tenant-schemas-celery: each message says the schema of its caller."""
 
-    def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    def send_task(self, name, args=None, kwargs=None, **options):
         options["headers"] = {"_schema_name": schema.get(), **(options.get("headers") or {})}
         return super().send_task(name, args=args, kwargs=kwargs, **options)
 
@@ -73,14 +69,14 @@ def enter_schema(task: Any, **kwargs: Any) -> None:
     schema.set((task.request.headers or {}).get("_schema_name", "public"))
 
 
-def give_time_to_end() -> None:
+def give_time_to_end():
     """Let children end by themselves when their hard time limit is over, even on a busy machine.
 
     After 100 ms Celery kills them. A release takes a few, unless the machine stands still.
     """
     kill = TimeoutHandler._trywaitkill
 
-    def end(handler: TimeoutHandler, child: Any) -> None:
+    def end(handler, child):
         child.terminate()
         if child._popen.wait(timeout=10) is None:
             kill(handler, child)
@@ -88,7 +84,7 @@ def give_time_to_end() -> None:
     TimeoutHandler._trywaitkill = end
 
 
-def make_app(conf: dict[str, Any]) -> Celery:
+def make_app(conf):
     """Make an application with the tasks of the tests; *conf* says where the broker is."""
     conf = dict(conf)
     minute = conf.pop("minute", None)

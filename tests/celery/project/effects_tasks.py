@@ -15,7 +15,7 @@ from tests.celery.project.tasks import work
 from tests.effects.models import Entry
 
 
-def write(key: str, **how: Any) -> str:
+def write(key, **how):
     """The body: write one line, and then do as asked."""
     lease = current_lease()
     assert lease is not None
@@ -56,7 +56,7 @@ def count(key: str) -> int:
     return Entry.objects.count()
 
 
-def stand_still_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:
+def stand_still_before_the_claim(execute, sql, *rest):
     """Wait until the test says so, if it has asked for that: for the lock of that name."""
     if "django_redislock_fence" in sql and (name := server().lpop("stand still")):
         key = name.decode()
@@ -65,12 +65,12 @@ def stand_still_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:
     return execute(sql, *rest)
 
 
-def watch_statements(connection: Any, **news: Any) -> None:
+def watch_statements(connection, **news):
     """This process has a connection to the database."""
     connection.execute_wrappers.append(stand_still_before_the_claim)
 
 
-def note_release(lease: Any, **news: Any) -> None:
+def note_release(lease, **news):
     """A lock of this process was released."""
     note(lease.name, "released", in_transaction=connection.in_atomic_block)
 

@@ -9,7 +9,6 @@ import json
 import os
 import time
 from functools import cache
-from typing import Any
 
 import redis
 
@@ -17,19 +16,19 @@ PATIENCE = 60  # Seconds that a body waits for its gate; a test that needs longe
 
 
 @cache
-def server() -> redis.Redis:
+def server():
     """The journal's server; in a worker, and once per process."""
     # Newer clients wait for five seconds by default, and a gate may be shut for longer.
     return redis.Redis.from_url(os.environ["TESTS_JOURNAL"], socket_timeout=2 * PATIENCE)
 
 
-def note(key: str, event: str, **details: Any) -> None:
+def note(key, event, **details):
     """Write down that something happened."""
     entry = {"event": event, "pid": os.getpid(), "time": time.time(), **details}
     server().rpush(f"journal:{key}", json.dumps(entry))
 
 
-def wait_at_gate(key: str) -> None:
+def wait_at_gate(key):
     """Stand still until the test opens the gate of *key*."""
     if server().blpop([f"gate:{key}"], PATIENCE) is None:
         raise TimeoutError(f"nobody opened the gate of {key}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from celery import shared_task
@@ -16,19 +16,16 @@ from django.conf import settings
 
 from django_redislock.celery.options import OPTIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 # Seconds. Nothing renews it, so people take more than any run of theirs may need. A short one would
 # be over when, on a slow machine, the broker delivers the task of a killed worker again.
 EXPIRY = 60
 
 
-def single_instance_task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def single_instance_task(**options):
     """``SET NX EX`` around the body, skip if it is there, delete it in the end."""
     ours = {name: options.pop(name) for name in list(options) if name in OPTIONS}
 
-    def decorate(function: Callable[..., Any]) -> Any:
+    def decorate(function):
         signature = inspect.signature(function)
 
         @shared_task(**options)

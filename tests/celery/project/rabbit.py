@@ -6,16 +6,12 @@ import os
 import shutil
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.conftest import skip_or_fail
 from tests.support.run_servers import RunServer
 from tests.support.servers import free_port
-
-if TYPE_CHECKING:
-    from tests.support.run_servers import RunServers
 
 
 class RabbitMQ(RunServer):
@@ -25,11 +21,11 @@ class RabbitMQ(RunServer):
     ready = "Server startup complete"
 
     @property
-    def url(self) -> str:
+    def url(self):
         """The address for Celery."""
         return f"amqp://guest:guest@127.0.0.1:{(self.folder / 'port').read_text()}//"
 
-    def prepare(self) -> list[list[Any]]:
+    def prepare(self):
         # Debian's wrapper in the PATH wants to be another user.
         direct = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
         program = str(direct) if direct.exists() else shutil.which("rabbitmq-server")
@@ -40,7 +36,7 @@ class RabbitMQ(RunServer):
         mapper = [shutil.which("epmd") or "epmd"]  # On the port that the environment names.
         return [mapper, [program]]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         here = str(self.folder)
         return os.environ | {
             "HOME": here,
@@ -60,6 +56,6 @@ class RabbitMQ(RunServer):
 
 
 @pytest.fixture(scope="session")
-def rabbit(run_servers: RunServers) -> RabbitMQ:
+def rabbit(run_servers):
     """The RabbitMQ server of this run."""
     return run_servers.get(RabbitMQ, RabbitMQ.name)

@@ -13,7 +13,7 @@ import warnings
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery.signals import before_task_publish
@@ -29,12 +29,7 @@ from tests.support.servers import KINDS, Server, binary, missing
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import redis
-    from celery import Celery
-    from celery.result import AsyncResult
-    from pytest_django import Settings
+    pass
 
 DATABASES = 1000  # Of the server; each stage takes one that nobody has used.
 
@@ -44,14 +39,14 @@ class Worker:
 
     def __init__(
         self,
-        stage: Stage,
-        *options: str,
-        pool: str = "solo",
-        concurrency: int = 1,
-        settings: str = "tests.settings",
-        package: str = "",
-        **conf: Any,
-    ) -> None:
+        stage,
+        *options,
+        pool="solo",
+        concurrency=1,
+        settings="tests.settings",
+        package="",
+        **conf,
+    ):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.name = f"worker-{uuid.uuid4().hex[:8]}"
         environment = environment_for(settings, package=package) | {
@@ -74,40 +69,40 @@ class Worker:
             )
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         """The process id of the worker, which in a prefork pool runs no task itself."""
         return self.process.pid
 
     @property
-    def log(self) -> str:
+    def log(self):
         """All that worker and children wrote."""
         return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
 
-    def wait_ready(self, timeout: float = HUNG) -> Worker:
+    def wait_ready(self, timeout=HUNG):
         """Return once it consumes its queues."""
 
-        def ready() -> bool:
+        def ready():
             assert self.process.poll() is None, f"the worker ended\n{self.log}"
             return " ready." in self.log
 
         wait_until(ready, timeout, "the worker is ready", every=0.02)
         return self
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number):
         """Send a signal to the worker itself: TERM ends it warm, QUIT cold."""
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = HUNG) -> int:
+    def wait(self, timeout=HUNG):
         """Return its exit status once it has ended."""
         return self.process.wait(timeout)
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill it and its children (SIGKILL), as when the machine loses power."""
         if self.process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
             self.process.wait(HUNG)
 
-    def close(self) -> None:
+    def close(self):
         """End it whatever its state."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # Its children too, also when it has ended itself.
@@ -125,49 +120,49 @@ class Stage:
         published: The headers of the last message of each task id that this process has published.
     """
 
-    def __init__(self, server: Server, database: int, **conf: Any) -> None:
+    def __init__(self, server, database, **conf):
         self.url = f"redis://{server.host}:{server.port}/{database}"
-        self.redis: redis.Redis = server.client(db=database)
+        self.redis = server.client(db=database)
         self.conf = {"broker_url": self.url, "result_backend": self.url, **conf}
-        self.redislock: dict[str, Any] = {"default": {"LOCATION": self.url, "OPTIONS": PATIENT}}
-        self.workers: list[Worker] = []
-        self.published: dict[str, dict[str, Any]] = {}
+        self.redislock = {"default": {"LOCATION": self.url, "OPTIONS": PATIENT}}
+        self.workers = []
+        self.published = {}
         before_task_publish.connect(self._note_published)
         self.current_key = ""
 
-    def _note_published(self, headers: dict[str, Any], **kwargs: Any) -> None:
+    def _note_published(self, headers, **kwargs):
         self.published[headers["id"]] = dict(headers)
 
     @cached_property
-    def app(self) -> Celery:
+    def app(self):
         """The application as the publisher's process has it."""
         return make_app(self.conf)
 
-    def start(self, *options: str, ready: bool = True, **how: Any) -> Worker:
+    def start(self, *options, ready=True, **how):
         """Start a worker; see Worker."""
         worker = Worker(self, *options, **how)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
 
-    def task(self, name: str) -> Any:
+    def task(self, name):
         """A task of tasks.py, bound to this stage."""
         return self.app.tasks[f"{tasks.__name__}.{name}"]
 
-    def key(self) -> str:
+    def key(self):
         """A key that no other test uses."""
         return uuid.uuid4().hex[:12]
 
-    def send(self, name: str, key: str, *, queue: str | None = None, **how: Any) -> AsyncResult:
+    def send(self, name, key, *, queue=None, **how):
         """Publish a task."""
         return self.task(name).apply_async((key,), how, queue=queue)
 
-    def redeliver(self, task_id: str) -> None:
+    def redeliver(self, task_id):
         """Deliver a message again that is being worked on, as a broker does that gave it up.
 
         Only a task with acks_late has its message still at the broker by then.
         """
 
-        def find() -> dict[str, Any] | None:
+        def find():
             kept = (json.loads(one) for one in self.redis.hvals("unacked"))
             found = (message for message, *_ in kept if message["headers"]["id"] == task_id)
             return next(found, None)
@@ -177,18 +172,16 @@ class Stage:
         message["properties"]["delivery_info"]["redelivered"] = True
         self.redis.lpush("celery", json.dumps(message))
 
-    def result(self, sent: AsyncResult) -> Any:
+    def result(self, sent):
         """Return the result of a task once it is there, or raise what it raised."""
         return sent.get(timeout=PATIENCE, interval=0.02)
 
-    def events(self, key: str, event: str | None = None) -> list[dict[str, Any]]:
+    def events(self, key, event=None):
         """What the journal says of *key*, in order; of one kind of event, if named."""
         entries = [json.loads(entry) for entry in self.redis.lrange(f"journal:{key}", 0, -1)]
         return [one for one in entries if event in (None, one["event"])]
 
-    def wait_for(
-        self, key: str, event: str, count: int = 1, timeout: float = PATIENCE
-    ) -> dict[str, Any]:
+    def wait_for(self, key, event, count=1, timeout=PATIENCE):
         """Return the *count*-th event of this kind once it is there."""
         found = wait_until(
             lambda: self.events(key, event)[count - 1 :],
@@ -198,33 +191,33 @@ class Stage:
         )
         return found[0]
 
-    def count(self, key: str, event: str) -> int:
+    def count(self, key, event):
         """How often this happened."""
         return len(self.events(key, event))
 
-    def wait_for_log(self, text: str, count: int = 1, timeout: float = PATIENCE) -> None:
+    def wait_for_log(self, text, count=1, timeout=PATIENCE):
         """Return once the workers' logs have *text* this often."""
 
-        def logged() -> bool:
+        def logged():
             return sum(worker.log.count(text) for worker in self.workers) >= count
 
         wait_until(logged, timeout, f"the workers' logs have {text!r} {count} times", every=0.02)
 
-    def wait_for_waiter(self, key: str) -> None:
+    def wait_for_waiter(self, key):
         """Return once somebody stands in the queue of the lock *key*."""
 
-        def queued() -> bool:
+        def queued():
             lock = held.get(key)
             return lock is not None and lock.waiters > 0
 
         wait_until(queued, PATIENCE, f"somebody waits for {key}", every=0.02)
 
-    def wait_until_idle(self, timeout: float = PATIENCE) -> None:
+    def wait_until_idle(self, timeout=PATIENCE):
         """Return once no message is queued, delayed or being worked on."""
 
         looks = 0
 
-        def idle() -> bool:
+        def idle():
             # Once is not enough: a message that a worker has popped is nowhere until it is noted.
             nonlocal looks
             looks = 0 if self.redis.llen("celery") or self.redis.hlen("unacked") else looks + 1
@@ -232,11 +225,11 @@ class Stage:
 
         wait_until(idle, timeout, "no message is left at the broker", every=0.02)
 
-    def open_gate(self, key: str, times: int = 1) -> None:
+    def open_gate(self, key, times=1):
         """Let bodies that stand at the gate of *key* go on, now or when they come."""
         self.redis.rpush(f"gate:{key}", *["go"] * times)
 
-    def close(self) -> None:
+    def close(self):
         """End the workers and the application."""
         for worker in self.workers:
             worker.close()
@@ -254,7 +247,7 @@ class Stage:
 
 
 @pytest.fixture(scope="session")
-def celery_server() -> Iterator[Server]:
+def celery_server():
     """One server for all stages of the run (of an xdist worker)."""
     kind = next(filter(binary, KINDS), None)
     if kind is None:
@@ -267,7 +260,7 @@ _databases = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def shared_stage(celery_server: Server) -> Iterator[Stage]:
+def shared_stage(celery_server):
     """See stage."""
     stage = Stage(celery_server, next(_databases))
     yield stage
@@ -275,13 +268,13 @@ def shared_stage(celery_server: Server) -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="session")
-def shared_worker(shared_stage: Stage) -> Worker:
+def shared_worker(shared_stage):
     """See worker."""
     return shared_stage.start(pool="prefork", concurrency=4)
 
 
 @pytest.fixture
-def stage(shared_stage: Stage, settings: Settings) -> Iterator[Stage]:
+def stage(shared_stage, settings):
     """The stage that tests share which break nothing; REDISLOCK points at its locks."""
     settings.REDISLOCK = shared_stage.redislock
     with current(shared_stage.app):
@@ -289,14 +282,14 @@ def stage(shared_stage: Stage, settings: Settings) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def worker(request: pytest.FixtureRequest, stage: Stage, shared_worker: Worker) -> Worker:
+def worker(request, stage, shared_worker):
     """The prefork worker, four processes wide, that tests share which break nothing."""
     assert shared_worker.process.poll() is None, f"the worker ended\n{shared_worker.log}"
     return shared_worker
 
 
 @pytest.fixture
-def own_stage(celery_server: Server, settings: Settings) -> Iterator[Stage]:
+def own_stage(celery_server, settings):
     """A stage for a test that starts workers of its own, or breaks something."""
     stage = Stage(celery_server, next(_databases))
     settings.REDISLOCK = stage.redislock

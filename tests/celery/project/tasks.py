@@ -23,15 +23,15 @@ from django_redislock import (
     signals,
 )
 from django_redislock import single_instance_task as the_real_one
-from django_redislock.celery import Conflict, current_lease
+from django_redislock.celery import current_lease
 from tests.celery.project.app import schema
 from tests.celery.project.journal import PATIENCE, note, server, wait_at_gate
 from tests.celery.project.naive import single_instance_task as the_naive_one
 
-single_instance_task: Any = the_naive_one if "TESTS_NAIVE" in os.environ else the_real_one
+single_instance_task = the_naive_one if "TESTS_NAIVE" in os.environ else the_real_one
 
 
-def work(key: str, *, hold: bool = False, seconds: float = 0.0, fail: bool = False) -> str:
+def work(key, *, hold=False, seconds=0.0, fail=False):
     """The body of all tasks: note the start and the end, and in between do as asked."""
     lease = current_lease()
     note(key, "start", fence=lease and lease.fence)
@@ -108,7 +108,7 @@ def rejecting(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-def end_as_told(key: str, *ends: str) -> str:
+def end_as_told(key, *ends):
     """The body of those below: each start ends as the next of *ends* says, or kills its process."""
     start = sum(b'"start"' in event for event in server().lrange(f"journal:{key}", 0, -1))
     note(key, "start")
@@ -160,7 +160,7 @@ def overrunning(key: str) -> str:
     return end_as_told(key, *["overrun"] * 10)
 
 
-def note_abandoned(name: str, **news: Any) -> None:
+def note_abandoned(name, **news):
     """A call was abandoned."""
     note(name, "abandoned", task_id=news["task_id"], starts=news["starts"])
 
@@ -237,7 +237,7 @@ def impatient(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-def answer(conflict: Conflict) -> dict[str, Any]:
+def answer(conflict):
     """What answering says when busy."""
     return {"sorry": conflict.kwargs, "key": conflict.args[0], "holder": conflict.holder}
 
@@ -248,7 +248,7 @@ def answering(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-def ask_again(conflict: Conflict) -> None:
+def ask_again(conflict):
     """Have Celery retry, twice; then this raises MaxRetriesExceededError."""
     note(conflict.lock, "conflict", retries=conflict.task.request.retries)
     raise conflict.task.retry(countdown=0.1, max_retries=2)
@@ -270,7 +270,7 @@ def once(key: str, **how: Any) -> str:
 def completing(key: str, *, hold: bool = False) -> str:
     """Succeed once and for all; with *hold*, stand still between the commit and the release."""
 
-    def stand_still() -> None:
+    def stand_still():
         note(key, "committed")
         wait_at_gate(key)
 
@@ -333,7 +333,7 @@ def queued_of_tenant(key: str, what: str) -> str:
     return f"did {key}"
 
 
-def key_in_schema(key: str, what: str) -> str:
+def key_in_schema(key, what):
     """A key for each tenant."""
     return f"{schema.get()}:{key}"
 
@@ -403,7 +403,7 @@ def queued_newest_raising(key: str, what: str) -> str:
     return work(key)
 
 
-def plead(conflict: Conflict) -> None:
+def plead(conflict):
     """Have Celery retry."""
     raise conflict.task.retry(countdown=0.1, max_retries=None)
 
@@ -415,7 +415,7 @@ def queued_newest_pleading(key: str, what: str) -> str:
     return work(key)
 
 
-def wait_for_leave(conflict: Conflict) -> str:
+def wait_for_leave(conflict):
     """Note the conflict, and return when the gate is opened."""
     note(conflict.lock, "conflict")
     wait_at_gate(conflict.lock)
@@ -428,7 +428,7 @@ def queued_leaving(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-def by_type(key: str, what: Any) -> str:
+def by_type(key, what):
     """A key that is another one in the worker, where an object has become a dictionary."""
     return f"{key}:dictionary" if isinstance(what, dict) else key
 
@@ -474,13 +474,13 @@ def queued_perishable(key: str, **how: Any) -> str:
 class Order:
     """An order that becomes a dictionary on its way through the broker."""
 
-    def __init__(self, pk: str) -> None:
+    def __init__(self, pk):
         self.pk = pk
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.pk
 
-    def __json__(self) -> dict[str, str]:
+    def __json__(self):
         return vars(self)
 
 
@@ -489,10 +489,10 @@ def queued_order(order: Any) -> None:
     """Wait in the queue once, under a key that cannot be made of what comes out of it."""
 
 
-class Refusing(Task):  # type: ignore[misc] # Celery has no types
+class Refusing(Task):
     """Fails before its run."""
 
-    def before_start(self, *args: Any) -> None:
+    def before_start(self, *args):
         """Called by Celery."""
         raise ValueError("as asked")
 
@@ -507,10 +507,10 @@ def queued_newest_refusing(key: str, what: str) -> None:
     """As queued_refusing, with what the last call says."""
 
 
-class Ignoring(Task):  # type: ignore[misc] # Celery has no types
+class Ignoring(Task):
     """Ends before its run, without a result."""
 
-    def before_start(self, *args: Any) -> None:
+    def before_start(self, *args):
         """Called by Celery."""
         raise Ignore
 
@@ -520,10 +520,10 @@ def queued_ignoring(key: str) -> None:
     """Wait in the queue once, and end before the run."""
 
 
-class Rejecting(Task):  # type: ignore[misc] # Celery has no types
+class Rejecting(Task):
     """Asks the broker for another delivery before its run; too late without acks_late."""
 
-    def before_start(self, *args: Any) -> None:
+    def before_start(self, *args):
         """Called by Celery."""
         raise Reject("as asked", requeue=True)
 
@@ -533,10 +533,10 @@ def queued_rejecting(key: str) -> None:
     """Wait in the queue once, and be lost before the run."""
 
 
-class Exiting(Task):  # type: ignore[misc] # Celery has no types
+class Exiting(Task):
     """Ends its process before its run."""
 
-    def before_start(self, *args: Any) -> None:
+    def before_start(self, *args):
         """Called by Celery."""
         raise SystemExit
 
@@ -551,10 +551,10 @@ def queued_exiting_late(key: str) -> None:
     """As queued_exiting, but the message is still at the broker."""
 
 
-class Answering(Task):  # type: ignore[misc] # Celery has no types
+class Answering(Task):
     """Has its result before its run."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> str:
+    def __call__(self, *args, **kwargs):
         """Called by Celery."""
         return "answered"
 
@@ -650,7 +650,7 @@ def flaky(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
     return f"did {key}"
 
 
-def ask_again(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
+def ask_again(self, key, pause=0.0, hold=False):
     """The body of those below: publish a retry, and end well all the same."""
     note(key, "start", retries=self.request.retries)
     if self.request.retries == 0:

@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
@@ -19,11 +18,8 @@ from django_redislock.task_runs import note_skip
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from django_redislock.rules.stored import Owner
 
-
-def hold(name: str, **how: Any) -> None:
+def hold(name, **how):
     """Hold one lock. Then, as told: release it, or say why it was lost."""
     lock = distributed_lock(name, **{"wait": 60, **how})
     assert lock.acquire()
@@ -39,7 +35,7 @@ def hold(name: str, **how: Any) -> None:
             say(lease.lost_reason)
 
 
-def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
+def machine(host, pid, locks):
     """Be a machine called *host* that takes many locks, each in a thread of its own.
 
     A lock is ``{"name": ...}`` and, if wished, the *task*, *task_id* or *path* that wants it, for
@@ -49,12 +45,12 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
     It is ready when each lock is held for good, or waited for, or done with.
     """
 
-    def pretended(limit: int = 0) -> Owner:
+    def pretended(limit=0):
         return replace(current_owner(limit), host=host, pid=pid, command="celery worker")
 
-    holds.current_owner = pretended  # type: ignore[attr-defined]
+    holds.current_owner = pretended
 
-    def is_queued(name: str) -> bool:
+    def is_queued(name):
         owners = [waiter.owner for waiter in held.detail(name).waiters]
         return (host, pid) in [(owner.host, owner.pid) for owner in owners]
 
@@ -69,7 +65,7 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
     hear()
 
 
-def complete(folder: str, runs: list[dict[str, Any]]) -> None:
+def complete(folder, runs):
     """Note runs as completed, each with what add_run() takes, in the database of the site."""
     from tests.operations.test_once_command import add_run
 
@@ -80,17 +76,7 @@ def complete(folder: str, runs: list[dict[str, Any]]) -> None:
     hear()
 
 
-def _take(
-    settled: threading.Event,
-    name: str,
-    task: str = "",
-    task_id: str = "",
-    path: str = "",
-    seconds: float | None = None,
-    turns: int | None = 1,
-    skipped: int = 0,
-    **how: Any,
-) -> None:
+def _take(settled, name, task="", task_id="", path="", seconds=None, turns=1, skipped=0, **how):
     for turn in count() if turns is None else range(turns):
         with busy_with(Activity(path=path, task=task, task_id=task_id)):
             run = RunMarker(f"{task_id}-{turn}", 0) if task else None

@@ -7,20 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playwright.sync_api import Page
-
-    from tests.operations.browser.conftest import Stage, Visit
+    pass
 
 pytestmark = pytest.mark.slow
 
 TASK = "lottery.tasks.draw"
 
 
-def test_a_run_is_seen_and_forgotten(
-    stage: Stage, visit: Callable[..., Visit], picture: Callable[[Page, str], None]
-) -> None:
+def test_a_run_is_seen_and_forgotten(stage, visit, picture):
     stage.complete(
         {"name": "lottery:2026-11-20", "ago": 2 * 86400 + 7, "task_id": "5e0c71a2", "fence": 1},
         {"name": "lottery:2026-11-21", "ago": 86400 + 7, "task_id": "93d4c1f0", "fence": 2},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,12 +13,7 @@ from tests import ROOT
 from tests.support import docs_site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser, Page
-
-    from tests.support.made_once import MadeOnce
+    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(docs_site.LONGEST)]
 
@@ -28,24 +23,24 @@ QUOTED = re.findall(r"^> (.+)$", (DOCS / "troubleshooting.md").read_text(), re.M
 
 
 @pytest.fixture(scope="module")
-def site(made_once: MadeOnce) -> Path:
+def site(made_once):
     return made_once("docs-site", docs_site.build)
 
 
 @pytest.fixture(scope="module")
-def window(chromium: Browser) -> Iterator[Page]:
+def window(chromium):
     page = chromium.new_page()
     yield page
     page.close()
 
 
 @pytest.fixture
-def page(window: Page, site: Path) -> Page:
+def page(window, site):
     window.goto(f"file://{site}/index.html")
     return window
 
 
-def typed(page: Page, query: str) -> list[str]:
+def typed(page, query):
     """The addresses that the search finds, the best first, when this is typed on the start page."""
     page.fill("input[name=q]", query)
     page.keyboard.press("Enter")
@@ -74,14 +69,12 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize(("question", "answer"), QUESTIONS.items(), ids=QUESTIONS)
-def test_a_question_is_answered_by_one_of_the_first_results(
-    page: Page, question: str, answer: str
-) -> None:
+def test_a_question_is_answered_by_one_of_the_first_results(page, question, answer):
     first = typed(page, question)[:5]
     assert answer in first + [address.partition("#")[0] for address in first]
 
 
-def test_a_result_shows_the_words_and_leads_to_the_section(page: Page) -> None:
+def test_a_result_shows_the_words_and_leads_to_the_section(page):
     typed(page, "ElastiCache cluster mode TLS")
     first = page.locator("#search-results li").first
     assert "TLS" in first.locator("p.context").inner_text()
@@ -89,28 +82,28 @@ def test_a_result_shows_the_words_and_leads_to_the_section(page: Page) -> None:
     page.wait_for_url("**/services.html*#amazon-elasticache")
 
 
-def test_what_nobody_wrote_is_not_found(page: Page) -> None:
+def test_what_nobody_wrote_is_not_found(page):
     assert typed(page, "xyzzy") == []
     assert "did not match" in page.locator("p.search-summary").inner_text()
 
 
-def found(page: Page, queries: list[str]) -> list[list[str]]:
+def found(page, queries):
     """The addresses that each of many queries finds."""
     page.goto(page.url.replace("index.html", "search.html"))
-    answer: Any = page.evaluate(
+    answer = page.evaluate(
         "queries => queries.map(query => Search.find(query).map(one => one.address))", queries
     )
     return list(answer)
 
 
-def test_the_id_of_a_check_leads_to_its_section(page: Page) -> None:
+def test_the_id_of_a_check_leads_to_its_section(page):
     assert len(IDS) > 50
     results = found(page, [f"django_redislock.{number}" for number, _ in IDS])
     anchors = [first.partition("#")[2][:4].upper() for first, *_ in results]
     assert anchors == [number for number, _ in IDS]
 
 
-def test_a_pasted_message_leads_to_its_explanation(page: Page) -> None:
+def test_a_pasted_message_leads_to_its_explanation(page):
     assert len(QUOTED) >= 5
     pasted = [re.sub(r"report:7|web-2:4711|28\.6", "invoice-99", one) for one in QUOTED]
     results = found(page, [f"django_redislock.LockError: {one}" for one in pasted])

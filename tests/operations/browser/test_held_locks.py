@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,16 +12,13 @@ from django_redislock.rules.keys import lock_keys
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
-    from playwright.sync_api import Page, Route
-
-    from tests.operations.browser.conftest import Stage, Visit
 
 pytestmark = pytest.mark.slow
 
 
-def seconds_in(text: str) -> float:
+def seconds_in(text):
     """The number in "4.2 s"."""
     found = re.fullmatch(r"([\d.]+) s", text)
     assert found, text
@@ -31,7 +28,7 @@ def seconds_in(text: str) -> float:
 # --- the list ------------------------------------------------------------------------------------
 
 
-def test_the_list_shows_what_others_hold(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_the_list_shows_what_others_hold(stage, visit):
     stage.machine("web-3", 4711, {"name": "lottery", "task": "lottery.tasks.draw", "task_id": "7"})
     here = visit()
     here.list()
@@ -41,7 +38,7 @@ def test_the_list_shows_what_others_hold(stage: Stage, visit: Callable[..., Visi
         assert part in line
 
 
-def test_clocks_count_without_a_reload(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_clocks_count_without_a_reload(stage, visit):
     stage.hold("lottery", ttl=55, renew=False)
     here = visit()
     page = here.list()
@@ -58,7 +55,7 @@ def test_clocks_count_without_a_reload(stage: Stage, visit: Callable[..., Visit]
     assert here.same_page()
 
 
-def test_the_list_brings_itself_up_to_date(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_the_list_brings_itself_up_to_date(stage, visit):
     first = stage.hold("first")
     here = visit()
     page = here.list()
@@ -71,9 +68,7 @@ def test_the_list_brings_itself_up_to_date(stage: Stage, visit: Callable[..., Vi
     assert here.same_page()
 
 
-def test_a_refresh_keeps_what_is_ticked_and_where_one_was(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_a_refresh_keeps_what_is_ticked_and_where_one_was(stage, visit):
     stage.machine("web-1", 1, *({"name": f"lock:{number:02}"} for number in range(30)))
     here = visit(viewport={"width": 1200, "height": 500})
     page = here.list()
@@ -100,7 +95,7 @@ def test_a_refresh_keeps_what_is_ticked_and_where_one_was(
 
 
 @pytest.mark.proves("P9")
-def test_a_tick_does_not_pass_to_a_newer_lease(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_a_tick_does_not_pass_to_a_newer_lease(stage, visit):
     first = stage.hold("lottery")
     stage.hold("other")
     here = visit()
@@ -109,13 +104,13 @@ def test_a_tick_does_not_pass_to_a_newer_lease(stage: Stage, visit: Callable[...
     first.send("release")
     assert first.read() == "released"
     newer = stage.hold("lottery")
-    box = f'input[value$=":{newer.lease}"]'  # type: ignore[attr-defined]
+    box = f'input[value$=":{newer.lease}"]'
     page.wait_for_selector(box)
     assert not page.is_checked(box)
     assert page.locator(".action-counter").inner_text() == "0 of 2 selected"
 
 
-def test_marked_text_is_not_taken_away(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_marked_text_is_not_taken_away(stage, visit):
     stage.hold("lottery")
     here = visit()
     page = here.list()
@@ -128,15 +123,13 @@ def test_marked_text_is_not_taken_away(stage: Stage, visit: Callable[..., Visit]
     here.until(lambda: page.locator("#redislock-as-of").inner_text() != before)
 
 
-def test_marked_text_is_not_taken_away_by_an_answer_that_was_under_way(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_marked_text_is_not_taken_away_by_an_answer_that_was_under_way(stage, visit):
     stage.hold("lottery")
     here = visit()
     page = here.list()
-    asked: list[Route] = []
+    asked = []
 
-    def keep_waiting(route: Route) -> None:
+    def keep_waiting(route):
         asked.append(route)
 
     page.route("**/heldlock/", keep_waiting)
@@ -148,7 +141,7 @@ def test_marked_text_is_not_taken_away_by_an_answer_that_was_under_way(
     assert page.evaluate("getSelection().toString()") == "lottery"
 
 
-def test_refreshing_can_be_paused_and_resumed(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_refreshing_can_be_paused_and_resumed(stage, visit):
     stage.hold("first")
     here = visit()
     page = here.list()
@@ -165,8 +158,8 @@ def test_refreshing_can_be_paused_and_resumed(stage: Stage, visit: Callable[...,
 
 
 def test_typed_text_and_the_focus_stay_when_the_first_lock_comes_and_the_last_one_goes(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+    stage, visit
+):
     here = visit()
     page = here.list()
     here.sees("No lock is held right now.")
@@ -193,9 +186,7 @@ def test_typed_text_and_the_focus_stay_when_the_first_lock_comes_and_the_last_on
     assert here.same_page()
 
 
-def test_a_refresh_leaves_the_focus_and_what_is_folded_where_they_are(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_a_refresh_leaves_the_focus_and_what_is_folded_where_they_are(stage, visit):
     stage.machine("web-1", 1, {"name": "pay", "task": "pay", "seconds": 0.01, "skipped": 2})
     holder = stage.hold("lottery")
     here = visit()
@@ -219,16 +210,14 @@ def test_a_refresh_leaves_the_focus_and_what_is_folded_where_they_are(
     assert page.evaluate("document.activeElement.innerText") == "Force release…"
 
 
-def refreshed(here: Visit) -> None:
+def refreshed(here):
     """Wait until the page was brought up to date."""
     as_of = here.page.locator("#redislock-as-of")
     before = as_of.inner_text()
     here.until(lambda: as_of.inner_text() != before, "a refresh")
 
 
-def test_text_marked_above_the_list_is_not_taken_away_either(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_text_marked_above_the_list_is_not_taken_away_either(stage, visit):
     stage.machine("web-1", 1, {"name": "pay", "task": "pay", "seconds": 0.01, "skipped": 2})
     here = visit()
     page = here.list()
@@ -238,7 +227,7 @@ def test_text_marked_above_the_list_is_not_taken_away_either(
     assert page.evaluate("getSelection().toString()") == marked
 
 
-def test_marked_clocks_stand_still(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_marked_clocks_stand_still(stage, visit):
     stage.hold("lottery")
     here = visit()
     page = here.list()
@@ -248,7 +237,7 @@ def test_marked_clocks_stand_still(stage: Stage, visit: Callable[..., Visit]) ->
     assert page.evaluate("getSelection().toString()") == marked
 
 
-def test_search_and_filters_narrow_the_list(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_search_and_filters_narrow_the_list(stage, visit):
     stage.machine("web-1", 1, {"name": "a:1"}, {"name": "a:2", "task": "shop.pay"})
     stage.machine("web-2", 2, {"name": "b:1"})
     here = visit()
@@ -267,7 +256,7 @@ def test_search_and_filters_narrow_the_list(stage: Stage, visit: Callable[..., V
     here.until(lambda: here.names() == ["b:1"])
 
 
-def test_a_free_lock_is_found_and_opened(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_a_free_lock_is_found_and_opened(stage, visit):
     run = {"task": "shop.pay", "task_id": "7", "seconds": 0.01}
     stage.machine("web-1", 1, {"name": "payments", **run}, {"name": "lottery"})
     here = visit()
@@ -288,9 +277,7 @@ def test_a_free_lock_is_found_and_opened(stage: Stage, visit: Callable[..., Visi
 
 
 @pytest.mark.parametrize("width", [320, 1360])
-def test_a_name_breaks_between_its_words_and_not_within_one(
-    stage: Stage, visit: Callable[..., Visit], width: int
-) -> None:
+def test_a_name_breaks_between_its_words_and_not_within_one(stage, visit, width):
     words = [*["customers:", "reconciliation:", "invoices:", "exporting:"] * 4, "again"]
     stage.hold("".join(words))
     here = visit(viewport={"width": width, "height": 900})
@@ -308,7 +295,7 @@ def test_a_name_breaks_between_its_words_and_not_within_one(
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1600])
-def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit], width: int) -> None:
+def test_a_click_on_a_head_sorts(stage, visit, width):
     stage.machine("web-1", 1, {"name": "b", "ttl": 30}, {"name": "a", "ttl": 90})
     here = visit(viewport={"width": width, "height": 900})
     page = here.list()
@@ -322,9 +309,7 @@ def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit], widt
 # --- force release -------------------------------------------------------------------------------
 
 
-def test_a_lock_held_by_another_process_is_released_by_force(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_a_lock_held_by_another_process_is_released_by_force(stage, visit):
     holder = stage.hold("lottery", ttl=6)
     stage.hold("other")
     here = visit()
@@ -333,7 +318,7 @@ def test_a_lock_held_by_another_process_is_released_by_force(
     page.select_option("select[name=action]", label="Force release selected held locks")
     page.click(".actions button[name=index]")
     here.sees("The holder is not stopped.")
-    here.sees(holder.lease)  # type: ignore[attr-defined]
+    here.sees(holder.lease)
     page.fill("#id_reason", "stuck since noon")
     page.click("text=Yes, release it")
     assert "“lottery” was released" in page.locator(".messagelist").inner_text()
@@ -346,7 +331,7 @@ def test_a_lock_held_by_another_process_is_released_by_force(
     assert here.names() == ["other"]
 
 
-def test_the_next_waiter_has_it_then(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_the_next_waiter_has_it_then(stage, visit):
     stage.machine("web-1", 11, {"name": "lottery"})
     stage.machine("web-2", 22, {"name": "lottery"})
     here = visit()
@@ -360,7 +345,7 @@ def test_the_next_waiter_has_it_then(stage: Stage, visit: Callable[..., Visit]) 
 
 
 @pytest.mark.proves("P9")
-def test_a_stale_confirmation_frees_nobody_newer(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_a_stale_confirmation_frees_nobody_newer(stage, visit):
     first = stage.hold("lottery")
     here = visit()
     page = here.list()
@@ -371,10 +356,10 @@ def test_a_stale_confirmation_frees_nobody_newer(stage: Stage, visit: Callable[.
     newer = stage.hold("lottery")
     page.click("text=Yes, release it")
     assert "Somebody else holds it now" in page.locator(".messagelist").inner_text()
-    assert newer.lease in page.locator("#redislock-lease").inner_text()  # type: ignore[attr-defined]
+    assert newer.lease in page.locator("#redislock-lease").inner_text()
 
 
-def test_taking_it_back_releases_nothing(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_taking_it_back_releases_nothing(stage, visit):
     stage.hold("lottery")
     here = visit()
     page = here.list()
@@ -384,9 +369,7 @@ def test_taking_it_back_releases_nothing(stage: Stage, visit: Callable[..., Visi
     here.until(lambda: here.names() == ["lottery"])
 
 
-def test_those_who_may_only_look_see_no_way_to_release(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_those_who_may_only_look_see_no_way_to_release(stage, visit):
     stage.hold("lottery")
     here = visit("looker")
     page = here.list()
@@ -401,7 +384,7 @@ def test_those_who_may_only_look_see_no_way_to_release(
     assert page.locator("text=Force release").count() == 0
 
 
-def test_staff_without_the_right_sees_nothing(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_staff_without_the_right_sees_nothing(stage, visit):
     here = visit("clerk")
     here.page.goto("/admin/")
     assert here.page.locator("text=Held locks").count() == 0
@@ -424,9 +407,7 @@ def test_staff_without_the_right_sees_nothing(stage: Stage, visit: Callable[...,
     ],
     ids=ascii,
 )
-def test_any_name_leads_to_its_page_and_can_be_released(
-    stage: Stage, visit: Callable[..., Visit], name: str, shown: str
-) -> None:
+def test_any_name_leads_to_its_page_and_can_be_released(stage, visit, name, shown):
     stage.hold(name)
     here = visit()
     page = here.list()
@@ -444,9 +425,7 @@ def test_any_name_leads_to_its_page_and_can_be_released(
 # --- trouble -------------------------------------------------------------------------------------
 
 
-def test_a_server_that_goes_is_a_message_and_what_was_known_stays(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_a_server_that_goes_is_a_message_and_what_was_known_stays(stage, visit):
     stage.hold("lottery", ttl=600)
     here = visit()
     page = here.list()
@@ -461,9 +440,7 @@ def test_a_server_that_goes_is_a_message_and_what_was_known_stays(
     assert page.locator(".redislock-stale").count() == 0
 
 
-def test_the_page_of_a_lock_keeps_what_was_known_too(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_the_page_of_a_lock_keeps_what_was_known_too(stage, visit):
     stage.machine("web-3", 4711, {"name": "lottery", "ttl": 600})
     here = visit()
     page = here.list()
@@ -479,15 +456,13 @@ def test_the_page_of_a_lock_keeps_what_was_known_too(
 
 
 @pytest.mark.parametrize("answer", ["nothing", "bad gateway"])
-def test_a_site_that_goes_is_a_message_and_what_was_known_stays(
-    stage: Stage, visit: Callable[..., Visit], answer: str
-) -> None:
+def test_a_site_that_goes_is_a_message_and_what_was_known_stays(stage, visit, answer):
     stage.hold("lottery", ttl=600)
     here = visit()
     page = here.list()
     here.mark()
 
-    def without_a_site(route: Route) -> None:
+    def without_a_site(route):
         if answer == "nothing":
             route.abort()
         else:
@@ -505,12 +480,12 @@ def test_a_site_that_goes_is_a_message_and_what_was_known_stays(
     assert here.same_page()
 
 
-def as_of(page: Page) -> str:
+def as_of(page):
     """Of when the page says that what it shows is."""
     return str(page.locator("#redislock-as-of").inner_text())
 
 
-def nothing_is_brought_up_to_date(here: Visit) -> None:
+def nothing_is_brought_up_to_date(here):
     """Two more tries leave the time that is shown, and clocks go on from there."""
     page = here.page
     assert page.locator(".redislock-stale").count() == 1
@@ -518,7 +493,7 @@ def nothing_is_brought_up_to_date(here: Visit) -> None:
     assert re.fullmatch(r"as of \d\d:\d\d:\d\d", shown)
     tries = 0
 
-    def tried(request: object) -> None:
+    def tried(request):
         nonlocal tries
         tries += 1
 
@@ -534,16 +509,14 @@ def nothing_is_brought_up_to_date(here: Visit) -> None:
     assert here.same_page()
 
 
-def test_after_signing_out_elsewhere_the_page_asks_to_sign_in(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_after_signing_out_elsewhere_the_page_asks_to_sign_in(stage, visit):
     here = visit()
     page = here.list()
     page.context.clear_cookies()
     page.wait_for_selector("#id_username")
 
 
-def test_everything_works_without_javascript(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_everything_works_without_javascript(stage, visit):
     stage.hold("lottery")
     here = visit(java_script_enabled=False)
     page = here.list()
@@ -559,7 +532,7 @@ def test_everything_works_without_javascript(stage: Stage, visit: Callable[..., 
 # --- looks ---------------------------------------------------------------------------------------
 
 
-def luminance(page: Page, selector: str, what: str) -> float:
+def luminance(page, selector, what):
     """How bright a colour on the page is, from 0 to 1."""
     script = f"one => getComputedStyle(one).{what}"
     # An element that a refresh of the list replaces just now has none.
@@ -572,9 +545,7 @@ def luminance(page: Page, selector: str, what: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_badges_and_bars_can_be_read_in_both_themes(
-    stage: Stage, visit: Callable[..., Visit], scheme: str
-) -> None:
+def test_badges_and_bars_can_be_read_in_both_themes(stage, visit, scheme):
     stage.machine("web-1", 1, {"name": "lottery", "seconds": 0.01, "min_hold": 60})
     stage.machine("web-1", 1, {"name": "prizes"})
     stage.machine("web-2", 1, {"name": "prizes"})
@@ -592,9 +563,7 @@ def test_badges_and_bars_can_be_read_in_both_themes(
         assert contrast(luminance(page, f".redislock-bar-{bar}", "fill"), ground) >= 3
 
 
-def test_the_policy_forbids_what_is_inline_and_a_violation_is_noticed(
-    visit: Callable[..., Visit],
-) -> None:
+def test_the_policy_forbids_what_is_inline_and_a_violation_is_noticed(visit):
     here = visit()
     page = here.list()
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">x</p>')")
@@ -602,14 +571,12 @@ def test_the_policy_forbids_what_is_inline_and_a_violation_is_noticed(
     assert "Content Security Policy" in here.trouble.pop()
 
 
-def contrast(one: float, other: float) -> float:
+def contrast(one, other):
     """As WCAG counts it."""
     return (max(one, other) + 0.05) / (min(one, other) + 0.05)
 
 
-def test_a_phone_shows_everything_without_scrolling_aside(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_a_phone_shows_everything_without_scrolling_aside(stage, visit):
     stage.machine("web-1", 1, {"name": "x" * 200, "task": "shop.tasks.pay", "task_id": "7" * 36})
     here = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page = here.list()
@@ -631,7 +598,7 @@ LABELS = """row => Array.from(row.children)
 # --- pictures ------------------------------------------------------------------------------------
 
 
-def busy_site(stage: Stage) -> None:
+def busy_site(stage):
     """As many kinds of locks as a busy day has."""
     ids = [f"{number}f5e7a1c-3b0d-4c52-9a41-2f6d8c7b90e{number}" for number in range(10)]
     stage.machine(
@@ -682,7 +649,7 @@ def busy_site(stage: Stage) -> None:
     wait_until(lambda: client.llen(history) > 24)
 
 
-def set_back(stage: Stage) -> None:
+def set_back(stage):
     """From now on: its runs were a while ago, and the frozen holder is overdue."""
     client = stage.server.client()
     client.pexpire(lock_keys("redislock", "invoices:nightly").lock, 24_900)
@@ -692,11 +659,9 @@ def set_back(stage: Stage) -> None:
         client.hset(runs, what, f"{(now - ago) * 1000}|{rest}")
 
 
-def test_pictures_for_the_docs(
-    stage: Stage, visit: Callable[..., Visit], picture: Callable[[Page, str], None]
-) -> None:
+def test_pictures_for_the_docs(stage, visit, picture):
     busy_site(stage)
-    wide: dict[str, Any] = {"viewport": {"width": 1360, "height": 900}}
+    wide = {"viewport": {"width": 1360, "height": 900}}
     for scheme in ("light", "dark"):
         set_back(stage)  # For each picture anew.
         here = visit(color_scheme=scheme, **wide)

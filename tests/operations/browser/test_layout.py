@@ -17,11 +17,7 @@ from tests.operations.test_admin import fill
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from playwright.sync_api import Page
-
-    from tests.operations.browser.conftest import Visit
+    pass
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +104,7 @@ FAULTS = """
 """
 
 
-def faults(page: Page, *outer: str, facts: Sequence[str] = ()) -> dict[int, list[str]]:
+def faults(page, *outer, facts=()):
     """What is wrong with the page, by the width of the window; {} is good."""
     found = {}
     for width in WIDTHS:
@@ -119,7 +115,7 @@ def faults(page: Page, *outer: str, facts: Sequence[str] = ()) -> dict[int, list
 
 
 @pytest.fixture(scope="module")
-def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def theatre(tmp_path_factory):
     """A site with two aliases, so that each column is there."""
     stage = Stage(tmp_path_factory.mktemp("site"), "archive")
     yield stage
@@ -131,7 +127,7 @@ TASK = "company.platform.billing.reconciliation.tasks.reconcile_payments_of_all_
 ID = "1f5e7a1c-3b0d-4c52-9a41-2f6d8c7b90e1"
 
 
-def crowded(stage: Stage) -> None:
+def crowded(stage):
     """Long names, of one word and of many, and each kind of state."""
     stage.machine(
         POD,
@@ -155,7 +151,7 @@ def crowded(stage: Stage) -> None:
     in_trouble(stage)
 
 
-def in_trouble(stage: Stage) -> None:
+def in_trouble(stage):
     """What operators look for, with names as long."""
     long, client = {"ttl": 86400, "renew": False}, stage.server.client()
     names = {what: f"{what}:{'z' * 150}" for what in ("never", "late", "gone", "list", "huge")}
@@ -170,7 +166,7 @@ def in_trouble(stage: Stage) -> None:
     client.zadd(index_key("redislock"), dict.fromkeys(keys.values(), 9e15))  # As an acquire does.
 
 
-def test_the_list_fits_every_width(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_the_list_fits_every_width(stage, visit):
     crowded(stage)
     here = visit()
     page = here.list("?o=1.-2.3.4.5.6.7.8.9")  # Each head has the marks of the order.
@@ -190,9 +186,7 @@ def test_the_list_fits_every_width(stage: Stage, visit: Callable[..., Visit]) ->
 
 
 @pytest.mark.parametrize("what", ["never", "late", "gone", "list", "huge"])
-def test_the_page_of_a_lock_in_trouble_and_its_release_fit_every_width(
-    stage: Stage, visit: Callable[..., Visit], what: str
-) -> None:
+def test_the_page_of_a_lock_in_trouble_and_its_release_fit_every_width(stage, visit, what):
     in_trouble(stage)
     here = visit()
     page = here.list()
@@ -207,16 +201,14 @@ def test_the_page_of_a_lock_in_trouble_and_its_release_fit_every_width(
     assert "was released" in page.locator(".messagelist").inner_text()
 
 
-def from_right_to_left(page: Page) -> None:
+def from_right_to_left(page):
     """As Django shows the page in Arabic or Hebrew."""
     page.evaluate("document.documentElement.dir = 'rtl'")
     for style in ("rtl", "responsive_rtl"):
         page.add_style_tag(url=f"/static/admin/css/{style}.css")
 
 
-def test_the_list_fits_every_width_for_those_who_may_only_look(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_the_list_fits_every_width_for_those_who_may_only_look(stage, visit):
     here = visit("looker")
     page = here.list()
     here.sees("No lock is held right now.")
@@ -237,9 +229,7 @@ for (const row of document.querySelectorAll("#result_list tbody tr:nth-child(n +
 """
 
 
-def test_the_pages_of_a_long_list_fit_every_width(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_the_pages_of_a_long_list_fit_every_width(stage, visit):
     fill(SimpleNamespace(redis=stage.server.client(), prefix="redislock"), 950)
     page = visit().list("?p=5")
     page.click("text=Pause")
@@ -248,9 +238,7 @@ def test_the_pages_of_a_long_list_fit_every_width(
     assert faults(page, "#changelist") == {}
 
 
-def test_the_page_of_a_lock_and_the_confirmation_fit_every_width(
-    stage: Stage, visit: Callable[..., Visit]
-) -> None:
+def test_the_page_of_a_lock_and_the_confirmation_fit_every_width(stage, visit):
     crowded(stage)
     here = visit()
     page = here.list()

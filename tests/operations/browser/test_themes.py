@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,19 +15,15 @@ from tests.conftest import skip_or_fail
 from tests.operations.browser.conftest import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.operations.browser.conftest import Visit
+    pass
 
 pytestmark = pytest.mark.slow
 
-PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
 
 
 @pytest.fixture(scope="module", params=["unfold", "jazzmin"])
-def theatre(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
+def theatre(request, tmp_path_factory):
     if importlib.util.find_spec(request.param) is None:
         skip_or_fail(f"this needs django-{request.param} from PyPI")
     settings = {
@@ -58,7 +54,7 @@ texts => texts.filter(text => {
 """
 
 
-def sees_all(here: Visit, *texts: str) -> None:
+def sees_all(here, *texts):
     """Soon: on a phone, a menu of the theme covers the page until its script has closed it."""
     page = here.page
     with contextlib.suppress(AssertionError):
@@ -67,9 +63,7 @@ def sees_all(here: Visit, *texts: str) -> None:
 
 
 @pytest.mark.parametrize(("how", "scheme"), [("wide", "light"), ("phone", "dark")])
-def test_what_matters_is_seen_and_can_be_done(
-    stage: Stage, visit: Callable[..., Visit], scheme: str, how: str
-) -> None:
+def test_what_matters_is_seen_and_can_be_done(stage, visit, scheme, how):
     stage.machine(
         "web-1", 1, {"name": "lottery", "task": "lottery.tasks.draw", "task_id": "7" * 36}
     )

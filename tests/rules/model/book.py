@@ -8,14 +8,14 @@ branch is to tell the same node two things; a new node is reached by a replay fr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.rules.steps import Unanswered
 
 if TYPE_CHECKING:
-    from django_redislock.rules.steps import Call, Flow, Listen, Pause, Tell
+    from django_redislock.rules.steps import Call, Listen, Pause, Tell
 
     Step = Call | Tell | Listen | Pause
 
@@ -68,15 +68,15 @@ class Node:
 class Book:
     """All histories of all flows, by number; 0 stands for no flow."""
 
-    def __init__(self) -> None:
-        self.nodes: list[Node] = [Node(0, None, 0.0, None)]
-        self._numbers: dict[tuple[Hashable, ...], int] = {}
-        self._starts: dict[int, Callable[[], Flow[Any]]] = {}
+    def __init__(self):
+        self.nodes = [Node(0, None, 0.0, None)]
+        self._numbers = {}
+        self._starts = {}
 
-    def __getitem__(self, number: int) -> Node:
+    def __getitem__(self, number):
         return self.nodes[number]
 
-    def start(self, begin: Callable[..., Flow[Any]], now: float, *args: Hashable) -> int:
+    def start(self, begin, now, *args):
         """The node of a flow that was told nothing yet."""
         key = (begin, now, *args)
         number = self._numbers.get(key)
@@ -85,7 +85,7 @@ class Book:
             self._starts[number] = lambda: begin(*args)
         return number
 
-    def tell(self, number: int, told: Told) -> int:
+    def tell(self, number, told):
         """The node of a flow that is told one thing more."""
         key = (number, told)
         after = self._numbers.get(key)
@@ -93,14 +93,12 @@ class Book:
             after = self._add(key, number, told, told.now, self._replay(number, told))
         return after
 
-    def _add(
-        self, key: tuple[Hashable, ...], parent: int, told: Told | None, now: float, step: Any
-    ) -> int:
+    def _add(self, key, parent, told, now, step):
         number = self._numbers[key] = len(self.nodes)
         self.nodes.append(Node(parent, told, now, step))
         return number
 
-    def _replay(self, number: int, last: Told) -> Any:
+    def _replay(self, number, last):
         history = [last]
         while (told := self.nodes[number].told) is not None:
             history.append(told)
@@ -118,7 +116,7 @@ class Book:
             return Raised(error)
 
 
-def _resume(flow: Flow[Any], told: Told) -> Any:
+def _resume(flow, told):
     match told:
         case Sent(value):
             return flow.send(value)

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Granted, HandOver
+from django_redislock.rules.flows import Granted
 from django_redislock.rules.replies import is_busy
 from django_redislock.rules.scripts import Script
 from django_redislock.rules.steps import Answer, Call, Listen, Refused, Tell, Unanswered
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django_redislock.rules.flows import Request
-    from django_redislock.rules.steps import Flow
-
 
 def changed(
-    flow: Flow[Any],
-    step_of: Callable[[Any], Any] = lambda step: step,
-    answer_of: Callable[[Any, Any], Any] = lambda step, answer: answer,
-    error_of: Callable[[Any, BaseException], Any] = lambda step, error: None,
-) -> Flow[Any]:
+    flow,
+    step_of=lambda step: step,
+    answer_of=lambda step, answer: answer,
+    error_of=lambda step, error: None,
+):
     """A flow whose steps and answers are changed on the way; an error may become an answer."""
     step = next(flow)
     while True:
@@ -51,7 +44,7 @@ def changed(
             return end.value
 
 
-def acquire_without_undo(request: Request, now: float) -> Flow[Any]:
+def acquire_without_undo(request, now):
     """Without R4: an acquire that was interrupted or not answered just ends."""
     try:
         return (yield from flows._acquire(request, now))
@@ -59,19 +52,19 @@ def acquire_without_undo(request: Request, now: float) -> Flow[Any]:
         raise LockUnavailable(request.name, error.problem) from error
 
 
-def acquire_trusting_its_undo(request: Request, now: float) -> Flow[Any]:
+def acquire_trusting_its_undo(request, now):
     """A token is used again although nobody knows whether its undo is still on its way.
 
     And the undo does not say which grant it is to end.
     """
 
-    def undoes(step: Any) -> bool:
+    def undoes(step):
         return isinstance(step, Call) and step.script is scripts.LEAVE
 
-    def step_of(step: Any) -> Any:
+    def step_of(step):
         return step._replace(args=(step.args[0], b"", *step.args[2:])) if undoes(step) else step
 
-    def error_of(step: Any, error: BaseException) -> Any:
+    def error_of(step, error):
         if undoes(step) and isinstance(error, Unanswered):
             return Answer(0, error.sent, error.now)
         return None
@@ -79,7 +72,7 @@ def acquire_trusting_its_undo(request: Request, now: float) -> Flow[Any]:
     return changed(flows.acquire(request, now), step_of, error_of=error_of)
 
 
-def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
+def acquire_believing_old_bells(request, now):
     """Without R2 for hand-overs: a bell is a grant from when it is heard."""
     flow = flows.acquire(request, now)
     step = next(flow)
@@ -97,12 +90,12 @@ def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
             step = flow.throw(error)
 
 
-def acquire_leaving_its_late_try(request: Request, now: float) -> Flow[Any]:
+def acquire_leaving_its_late_try(request, now):
     """Without R4 for a try that was not answered, if a later one finds that the lock is taken."""
     flow, is_over = flows.acquire(request, now), False
     step, answer = next(flow), None
     while True:
-        resume: Callable[[Any], Any] = flow.send
+        resume = flow.send
         try:
             # Instead of an undo, whose answer says nothing, it goes on with the answer before.
             if not (is_over and isinstance(step, Call) and step.script is scripts.LEAVE):
@@ -116,16 +109,16 @@ def acquire_leaving_its_late_try(request: Request, now: float) -> Flow[Any]:
             return end.value
 
 
-def hand_over_without_undo(over: HandOver) -> Flow[str]:
+def hand_over_without_undo(over):
     """Without R4: a hand-over that is not answered is left as it is."""
     reason = yield from flows.hand_over(over)
     return "" if reason else over.next_id
 
 
-def acquire_confirming_by_asking(request: Request, now: float) -> Flow[Any]:
+def acquire_confirming_by_asking(request, now):
     """A hand-over is confirmed by a command that also grants, and may arrive after the release."""
 
-    def step_of(step: Any) -> Any:
+    def step_of(step):
         if isinstance(step, Tell):
             return Tell(*flows._acquire_call(request, "try", b"0", 0.0, 1.0)[:3])
         return step
@@ -133,7 +126,7 @@ def acquire_confirming_by_asking(request: Request, now: float) -> Flow[Any]:
     return changed(flows.acquire(request, now), step_of)
 
 
-def instead(text: str, by: str, *more: str) -> dict[Script, Script]:
+def instead(text, by, *more):
     """The scripts that have *text* among their lines, each with what stands there *by* it.
 
     *more* are other texts in the same scripts, and what stands there.

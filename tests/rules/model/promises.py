@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import CONFIRM_WITHIN
-
-if TYPE_CHECKING:
-    from django_redislock.rules.steps import Call, Tell
-    from tests.rules.model.server import Kept, Lease
 
 CONFIRM_WITHIN_MS = int(CONFIRM_WITHIN * 1000)
 
@@ -18,14 +12,12 @@ class Violation(Exception):
     """A promise was broken."""
 
 
-def belongs(lease: Lease | None, token: str) -> bool:
+def belongs(lease, token):
     """Whether it is the lease of this token."""
     return lease is not None and lease.token == token
 
 
-def check_command(
-    before: Kept, after: Kept, step: Call | Tell, ms: int, fence: int, held_until: int
-) -> int:
+def check_command(before, after, step, ms, fence, held_until):
     """Check what a command did to a lock. Returns the highest fence that was ever granted.
 
     Args:
@@ -56,7 +48,7 @@ def check_command(
     return fence
 
 
-def check_end(lease: Lease, ms: int, ttl: float) -> None:
+def check_end(lease, ms, ttl):
     """Check that a lease ends in time.
 
     Args:
@@ -76,7 +68,7 @@ def check_end(lease: Lease, ms: int, ttl: float) -> None:
         )
 
 
-def _check_touched(was: Lease | None, now: Lease | None, step: Call | Tell, ms: int) -> None:
+def _check_touched(was, now, step, ms):
     """Nobody but its owner touches a lease, unless it is handed over or has lapsed."""
     if was is None or now == was or was.token in step.args:
         return
@@ -90,7 +82,7 @@ def _check_touched(was: Lease | None, now: Lease | None, step: Call | Tell, ms: 
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
 
 
-def _check_order(before: Kept, after: Kept, token: str) -> None:
+def _check_order(before, after, token):
     """Whoever is granted the lock has passed nobody who goes on waiting."""
     queue = before.queue
     ahead = queue[: queue.index(token)] if token in queue else queue

@@ -6,13 +6,9 @@ import gc
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.rules.model.promises import Violation
-from tests.rules.model.world import TICK, State, World
-
-if TYPE_CHECKING:
-    from tests.rules.model.world import Setup
+from tests.rules.model.world import TICK, World
 
 MOST_FAIR_MOVES = 500
 
@@ -20,7 +16,7 @@ MOST_FAIR_MOVES = 500
 class Broken(AssertionError):
     """A promise was broken; the message tells the shortest story of how."""
 
-    def __init__(self, promise: str, story: list[str]) -> None:
+    def __init__(self, promise, story):
         super().__init__("\n".join([promise, *story]))
         self.promise = promise
         self.story = story
@@ -36,14 +32,14 @@ class Report:
     seconds: float = 0.0
     phases: Counter[str] = field(default_factory=Counter)  # In how many states somebody is in each.
 
-    def __str__(self) -> str:
+    def __str__(self):
         return (
             f"{self.states} states and {self.moves} moves in {self.seconds:.1f} s; without faults"
             f" everybody was served or told within {self.longest:g} s"
         )
 
 
-def explore(setup: Setup, *, patience: float | None = None) -> Report:
+def explore(setup, *, patience=None):
     """Visit all states, breadth first.
 
     Args:
@@ -61,17 +57,17 @@ def explore(setup: Setup, *, patience: float | None = None) -> Report:
         gc.enable()
 
 
-def _explore(setup: Setup, patience: float | None) -> Report:
+def _explore(setup, patience):
     begin = time.perf_counter()
     world, report = World(setup), Report()
     first = world.beginning()
-    seen: dict[State, tuple[State, str] | None] = {first: None}
-    ends: dict[State, int] = {}
+    seen = {first: None}
+    ends = {}
     waiting = deque([first])
     while waiting:
         state = waiting.popleft()
         report.phases.update({client.phase for client in state.clients})
-        sequel: list[str] = []
+        sequel = []
         try:
             world.check(state)
             if patience is not None:
@@ -91,9 +87,9 @@ def _explore(setup: Setup, patience: float | None) -> Report:
     return report
 
 
-def _end(world: World, state: State, ends: dict[State, int], sequel: list[str]) -> int:
+def _end(world, state, ends, sequel):
     """The tick at which everybody has ended if nothing fails from now on."""
-    path: list[State] = []
+    path = []
     while state not in ends:
         path.append(state)
         move = world.fair_move(state)
@@ -110,8 +106,8 @@ def _end(world: World, state: State, ends: dict[State, int], sequel: list[str]) 
     return ends[state]
 
 
-def _story(seen: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    story: list[str] = []
+def _story(seen, state):
+    story = []
     while (came := seen[state]) is not None:
         before, label = came
         story.append(_line(state, label))
@@ -119,5 +115,5 @@ def _story(seen: dict[State, tuple[State, str] | None], state: State) -> list[st
     return story[::-1]
 
 
-def _line(state: State, label: str) -> str:
+def _line(state, label):
     return f"{state.now:5.1f} s  {label}"

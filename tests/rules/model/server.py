@@ -6,13 +6,11 @@ such case is run once, in Lua, and then remembered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_redislock.backends.memory.backend import Interpreter, Key
 from django_redislock.rules.keys import lock_keys
-from django_redislock.rules.scripts import Script
 
 INDEXES = {"held", "ran"}  # They are for listings only, and so no part of what is kept.
 
@@ -24,32 +22,32 @@ class Lease(NamedTuple):
     ends: int | None  # ms
 
     @property
-    def token(self) -> str:
+    def token(self):
         return self.value[:32].decode()
 
     @property
-    def id(self) -> str:
+    def id(self):
         return self.value[39:55].decode()
 
     @property
-    def is_hold(self) -> bool:
+    def is_hold(self):
         return self.value.startswith(b"hold")
 
     @property
-    def is_unconfirmed(self) -> bool:
+    def is_unconfirmed(self):
         return self.value[32:33] == b"c"
 
     @property
-    def waits_for_baton(self) -> bool:
+    def waits_for_baton(self):
         """Whether whoever has the baton may take it up."""
         return self.is_unconfirmed and self.value.split(b"|")[5] == b"baton:"
 
     @property
-    def fence(self) -> int:
+    def fence(self):
         return int(self.value.split(b"|")[1])
 
     @property
-    def confirm_by(self) -> int:
+    def confirm_by(self):
         """Until when it can be confirmed, in ms; 0 if nobody has to."""
         return int(self.value.split(b"|")[4])
 
@@ -74,45 +72,29 @@ class Ran(NamedTuple):
 class Server:
     """Runs scripts on the lock *name*; some *instead* of those that it is asked for."""
 
-    def __init__(self, name: str, instead: Mapping[Script, Script], permits: int) -> None:
+    def __init__(self, name, instead, permits):
         self._keys = lock_keys("model", name)
         self._locks = [self._keys.of_permit(number).lock for number in range(1, permits + 1)]
         self._indexes = {getattr(self._keys, key) for key in INDEXES}
         self._instead = instead
         self._interpreter = Interpreter()
-        self._known: dict[tuple[Key, ...], Kept] = {}
-        self._ran: dict[tuple[Any, ...], Ran] = {}
+        self._known = {}
+        self._ran = {}
         self.empty = self._keep(())
 
-    def run(
-        self,
-        kept: Kept,
-        script: Script,
-        args: tuple[Any, ...],
-        us: int,
-        subscribed: frozenset[str],
-        permit: int = 1,
-    ) -> Ran:
+    def run(self, kept, script, args, us, subscribed, permit=1):
         """Run a script at server time *us*; on the channels *subscribed* somebody is heard."""
         case = kept, script, args, us, subscribed, permit
         if case not in self._ran:
             self._ran[case] = self._run(*case)
         return self._ran[case]
 
-    def at(self, kept: Kept, us: int) -> Kept:
+    def at(self, kept, us):
         """What is left of it by then."""
         there = tuple(one for one in kept.entries if one.ends is None or one.ends >= us // 1000)
         return kept if there == kept.entries else self._keep(there)
 
-    def _run(
-        self,
-        kept: Kept,
-        script: Script,
-        args: tuple[Any, ...],
-        us: int,
-        subscribed: frozenset[str],
-        permit: int,
-    ) -> Ran:
+    def _run(self, kept, script, args, us, subscribed, permit):
         server = self._interpreter
         server.clear()
         for key in kept.entries:
@@ -136,7 +118,7 @@ class Server:
         )
         return Ran(self._keep(tuple(entries)), _frozen(answer), tuple(rung))
 
-    def _keep(self, entries: tuple[Key, ...]) -> Kept:
+    def _keep(self, entries):
         if entries not in self._known:
             by_key = {entry.name.decode(): entry for entry in entries}
             locks, queue = map(by_key.get, self._locks), by_key.get(self._keys.queue)
@@ -149,7 +131,7 @@ class Server:
         return self._known[entries]
 
 
-def writing(key: Key) -> Iterator[tuple[str | bytes | int, ...]]:
+def writing(key):
     """Those that write a key, while the clock of the server is at 0."""
     name, content = key.name, key.content
     match key.kind:
@@ -167,5 +149,5 @@ def writing(key: Key) -> Iterator[tuple[str | bytes | int, ...]]:
         yield "PEXPIRE", name, key.ends
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value):
     return tuple(value) if isinstance(value, list) else value

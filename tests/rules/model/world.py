@@ -9,7 +9,7 @@ come at any moment, and last for any number of ticks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Busy, Ending, Granted, HandOver, Request
 from django_redislock.rules.lease_state import LeaseState, Renewal
 from django_redislock.rules.replies import AcquireArgs
-from django_redislock.rules.steps import Answer, Bell, Call, Flow, Listen, Pause, Tell
+from django_redislock.rules.steps import Answer, Bell, Call, Listen, Pause, Tell
 from django_redislock.rules.stored import Owner
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
 from tests.rules.model.promises import Violation, belongs, check_command, check_end
@@ -26,7 +26,6 @@ from tests.rules.model.server import Server
 
 if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
-    from tests.rules.model.book import Told
     from tests.rules.model.server import Kept
 
 TICK = 0.5  # Seconds.
@@ -41,7 +40,7 @@ BATON_TOKEN = "baton".ljust(32, "0")
 BATON = "b" * 16  # The id of the lease that is handed over.
 
 
-def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
+def renew(renewal, deadline, ends):
     """What Lease.renew() does: the same rules, without a backend. Returns the new deadline."""
     state = LeaseState(
         name=NAME,
@@ -60,7 +59,7 @@ def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
     return state.deadline
 
 
-def hand_over(over: HandOver) -> Flow[str]:
+def hand_over(over):
     """What Lease.hand_over() does: the same rules, without a backend. Returns the baton."""
     try:
         reason = yield from flows.hand_over(over)
@@ -109,11 +108,11 @@ class Setup:
     sent_at_reply: bool = False
 
     @property
-    def permits(self) -> int:
+    def permits(self):
         """How many may hold the lock at a time."""
         return max(self.limits, default=1)
 
-    def limit_of(self, who: int) -> int:
+    def limit_of(self, who):
         """How many they are, as far as a client knows."""
         return self.limits[who] if self.limits else 1
 
@@ -164,7 +163,7 @@ class State(NamedTuple):
     baton: str = ""  # That the first client has passed on.
 
     @property
-    def now(self) -> float:
+    def now(self):
         return self.time * TICK
 
 
@@ -174,12 +173,12 @@ Move = tuple[str, State]
 class World:
     """The rules of what may happen."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup):
         self.setup = setup
         self.book = Book()
         self.server = Server(NAME, setup.instead, setup.permits)
 
-    def beginning(self) -> State:
+    def beginning(self):
         return State(
             time=0,
             kept=self.server.empty,
@@ -189,7 +188,7 @@ class World:
             faults=self.setup.faults,
         )
 
-    def moves(self, state: State) -> Iterator[Move]:
+    def moves(self, state):
         """All that may happen next."""
         soon = list(self.soon(state))
         yield from soon
@@ -207,7 +206,7 @@ class World:
         if state.faults:
             yield from self.faults(state)
 
-    def soon(self, state: State) -> Iterator[Move]:
+    def soon(self, state):
         """What goes on by itself, before time does."""
         for command in sorted(state.commands):
             if not command.late:
@@ -226,7 +225,7 @@ class World:
             elif client.checked:
                 yield f"{who} writes", self._write(state, who, client)
 
-    def fair_move(self, state: State) -> Move | None:
+    def fair_move(self, state):
         """What happens next when all faults have stopped; None when everybody has ended."""
         for move in self.soon(state):
             return move
@@ -243,14 +242,14 @@ class World:
 
     # --- time and network -----------------------------------------------------------------------
 
-    def tick(self, state: State) -> State:
+    def tick(self, state):
         time = state.time + 1
         return state._replace(time=time, kept=self.server.at(state.kept, _us(time)))
 
-    def _arrive(self, state: State, command: Command) -> State:
+    def _arrive(self, state, command):
         """The server runs a command."""
         who, node, line, _ = command
-        step: Call | Tell = self.book[node].step
+        step = self.book[node].step
         client = state.clients[who]
         after, answer = self._run(state, step, f"{who}:{line}")
         after = after._replace(commands=state.commands - {command})
@@ -258,7 +257,7 @@ class World:
             after = after._replace(replies=after.replies | {(who, node, answer)})
         return after
 
-    def _run(self, state: State, step: Call | Tell, channel: str) -> tuple[State, Any]:
+    def _run(self, state, step, channel):
         """The server runs a script. Returns the state, with its rings, and its answer."""
         # Between two acquires the connection stays subscribed, and nobody reads.
         subscribed = frozenset(
@@ -285,7 +284,7 @@ class World:
                 after = _with(after, listener, other._replace(bells=(*other.bells, words)))
         return after, ran.answer
 
-    def _hold(self, state: State) -> State:
+    def _hold(self, state):
         """An operator keeps the lock from everybody."""
         args = AcquireArgs(HOLD_TOKEN, "f" * 16, HOLD, "hold", b"0", "", "-", OWNER.packed)
         after, _ = self._run(state, Tell(scripts.ACQUIRE, NAME, args), "")
@@ -293,7 +292,7 @@ class World:
 
     # --- clients --------------------------------------------------------------------------------
 
-    def choices(self, state: State, who: int, client: Client) -> Iterator[Move]:
+    def choices(self, state, who, client):
         """What a client may do, now or later."""
         if client.phase == "idle" and not self._has_an_untried_twin(state, who):
             wait = self.setup.waits[who]
@@ -331,7 +330,7 @@ class World:
                 checking = client._replace(checked=True)
                 yield f"{who} looks whether it holds, and does", _with(state, who, checking)
 
-    def _has_an_untried_twin(self, state: State, who: int) -> bool:
+    def _has_an_untried_twin(self, state, who):
         """Whether an earlier client could ask in this one's place.
 
         Clients that have done nothing yet, and want the same, differ by their number alone. They
@@ -346,27 +345,27 @@ class World:
             for twin in range(first, who)
         )
 
-    def _wakes(self, state: State, who: int, client: Client) -> Iterator[Move]:
+    def _wakes(self, state, who, client):
         node = self.book[client.flow]
         match node.step:
             case Listen(_, seconds):
                 if client.bells:
                     words, *rest = client.bells
                     heard = _with(state, who, client._replace(bells=tuple(rest)))
-                    told = Sent(Bell(words, state.now), state.now)  # type: ignore[arg-type]
+                    told = Sent(Bell(words, state.now), state.now)
                     yield (
                         f"{who} hears {' '.join(words)}",
                         self._tell(heard, who, client.flow, told),
                     )
                 if state.now >= node.since + seconds:
-                    told = Sent(Bell((), state.now), state.now)  # type: ignore[arg-type]
+                    told = Sent(Bell((), state.now), state.now)
                     yield f"{who} hears nothing", self._tell(state, who, client.flow, told)
             case Pause(seconds):
                 if state.now >= node.since + seconds or seconds < TICK:
                     told = Sent(state.now, state.now)
                     yield f"{who} has paused", self._tell(state, who, client.flow, told)
 
-    def _release(self, state: State, who: int, client: Client) -> Move:
+    def _release(self, state, who, client):
         token = _token(who, client.round)
         if client.lost in {"expired", "unreachable"}:
             undone = NAME, token, OPERATION_TIMEOUT, client.permit
@@ -392,7 +391,7 @@ class World:
         releasing = client._replace(phase="releasing")
         return f"{who} releases", self._reached(_with(state, who, releasing), who, node)
 
-    def _write(self, state: State, who: int, client: Client) -> State:
+    def _write(self, state, who, client):
         after = _with(state, who, client._replace(checked=False))
         if client.fence >= state.written:
             return after._replace(written=client.fence)
@@ -400,11 +399,11 @@ class World:
             raise Violation(f"{who} wrote after a later holder did")
         return after  # Refused.
 
-    def _tell(self, state: State, who: int, node: int, told: Told) -> State:
+    def _tell(self, state, who, node, told):
         """A flow is told something, and goes on to its next step."""
         return self._reached(state, who, self.book.tell(node, told), before=node)
 
-    def _reached(self, state: State, who: int, node: int, before: int = 0) -> State:
+    def _reached(self, state, who, node, before=0):
         client = state.clients[who]
         if before and before == client.renewal:
             return self._renewal_reached(state, who, client, node)
@@ -431,7 +430,7 @@ class World:
                     return self._leave(state, who, client)
         return _with(state, who, client)
 
-    def _leave(self, state: State, who: int, client: Client) -> State:
+    def _leave(self, state, who, client):
         """A client has nothing to do with the lock any more, or wants it again."""
         again = client.round + 1 < self.setup.rounds
         left = Client(
@@ -443,7 +442,7 @@ class World:
         )
         return _with(state, who, left)
 
-    def _renewal_reached(self, state: State, who: int, client: Client, node: int) -> State:
+    def _renewal_reached(self, state, who, client, node):
         match self.book[node].step:
             case Call():
                 commands = _sent(state, who, node)
@@ -459,7 +458,7 @@ class World:
 
     # --- faults ---------------------------------------------------------------------------------
 
-    def faults(self, state: State) -> Iterator[Move]:
+    def faults(self, state):
         """All that may go wrong now."""
         kinds = self.setup.kinds
         left = state._replace(faults=state.faults - 1)
@@ -492,7 +491,7 @@ class World:
             lost = left._replace(kept=self.server.empty, flushed=True)
             yield "the server loses its data", self.tick(lost)
 
-    def _cuts(self, state: State, who: int, client: Client) -> Iterator[Move]:
+    def _cuts(self, state, who, client):
         """A connection is lost: with the command, with its reply, or before the command arrives."""
         for node in {client.flow, client.renewal} - {0}:
             step = self.book[node].step
@@ -508,7 +507,7 @@ class World:
                 after = state._replace(commands=state.commands - {command})
                 yield f"{self._named(command)} is lost", after
 
-    def _interrupts(self, state: State, who: int, client: Client) -> Iterator[Move]:
+    def _interrupts(self, state, who, client):
         step = self.book[client.flow].step
         told = Interrupt(state.now)
         if not isinstance(step, Call):
@@ -517,7 +516,7 @@ class World:
             for after, what in self._unanswered(state, who, client.flow):
                 yield f"{who} is interrupted, {what}", self._tell(after, who, client.flow, told)
 
-    def _unanswered(self, state: State, who: int, node: int) -> Iterator[tuple[State, str]]:
+    def _unanswered(self, state, who, node):
         """The ways in which a call stays unanswered."""
         redialled = _redial(state, who, node)
         for command in state.commands:
@@ -535,7 +534,7 @@ class World:
         replies = _without(state.replies, who, node)
         yield redialled._replace(replies=replies), f"the reply to {who} is lost"
 
-    def _named(self, command: Command) -> str:
+    def _named(self, command):
         step = self.book[command.node].step
         asks = step.script.name in scripts.ACQUIRES
         mode = f" ({AcquireArgs(*step.args[:8]).mode})" if asks else ""
@@ -543,7 +542,7 @@ class World:
 
     # --- promises -------------------------------------------------------------------------------
 
-    def check(self, state: State) -> None:
+    def check(self, state):
         """Raise Violation if this moment must not be."""
         holders = [who for who, one in enumerate(state.clients) if _is_held(state, one)]
         leases = state.kept.leases
@@ -569,21 +568,21 @@ class World:
                     raise Violation(f"R4: {who} has gone, and stays in the queue")
 
 
-def _with(state: State, who: int, client: Client) -> State:
+def _with(state, who, client):
     clients = list(state.clients)
     clients[who] = client
     return state._replace(clients=tuple(clients))
 
 
-def _sent(state: State, who: int, node: int) -> frozenset[Command]:
+def _sent(state, who, node):
     return state.commands | {Command(who, node, state.clients[who].line)}
 
 
-def _without(replies: frozenset[Any], who: int, node: int = 0) -> frozenset[Any]:
+def _without(replies, who, node=0):
     return frozenset(one for one in replies if one[0] != who or (node and one[1] != node))
 
 
-def _redial(state: State, who: int, node: int) -> State:
+def _redial(state, who, node):
     """The connection of a flow is lost; its next step makes another one."""
     client = state.clients[who]
     if node == client.flow:
@@ -591,21 +590,21 @@ def _redial(state: State, who: int, node: int) -> State:
     return _with(state, who, client)
 
 
-def _is_held(state: State, client: Client) -> bool:
+def _is_held(state, client):
     return client.phase == "holding" and state.now < client.deadline
 
 
-def _token(who: int, round: int) -> str:  # noqa: A002
+def _token(who, round):  # noqa: A002
     return f"{who}{round}".ljust(32, "0")
 
 
-def _id(token: str) -> str:
+def _id(token):
     return token[:16]
 
 
-def _ms(time: int) -> int:
+def _ms(time):
     return _us(time) // 1000
 
 
-def _us(time: int) -> int:
+def _us(time):
     return int((EPOCH + time * TICK) * 1_000_000)
