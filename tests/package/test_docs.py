@@ -158,15 +158,7 @@ def test_every_method_that_the_architecture_names_without_its_file_exists():
     files = [*PACKAGE.rglob("*.py")]
     defined = {name for path in files for name in lines_of_definitions(path)}
     methods = {name for (name,) in named_in_architecture(r"([A-Z]\w+\.\w+)\(\)")}
-    assert len(methods) > 20
     assert methods - defined == set()
-
-
-def test_every_test_in_the_architecture_exists():
-    named = named_in_architecture(r"(tests/[\w/]+\.py)::([\w:]+)")
-    assert len(named) > 10
-    for file, test in named:
-        assert test.replace("::", ".") in lines_of_definitions(ROOT / file), f"{file}::{test}"
 
 
 def test_the_picture_of_the_rooms_is_that_of_the_layers():
@@ -177,29 +169,6 @@ def test_the_picture_of_the_rooms_is_that_of_the_layers():
     drawn = [re.split(r"\s{3,}", line)[0] for line in picture.splitlines()]
     shown = [sorted(re.findall(r"\w+", line)) for line in drawn]
     assert shown[: len(layers)] == [sorted(re.findall(r"\w+", layer)) for layer in layers]
-
-
-def test_the_budget_counts_what_it_says():
-    table = ARCHITECTURE.read_text().partition("## A budget\n")[2]
-    written = {
-        name.lower(): int(lines)  # As ConfigParser has names.
-        for name, lines in re.findall(r"^\| (.+?) \| (\d+) \|", table, re.MULTILINE)
-    }
-    budget = ConfigParser(delimiters="=")
-    with (Path(__file__).parent / "budget.ini").open() as file:
-        budget.read_file(file)
-    found = {}
-    for name, counted in budget["counted"].items():
-        parts = [part.partition(": ") for part in counted.split("\n") if part]
-        found[name] = sum(
-            bool(line.strip())
-            for file, _, definition in parts
-            for line in lines_of_definitions(PACKAGE / file)[definition]
-        )
-    assert found.keys() == written.keys()
-    # Near enough: who changes a line must not have to count.
-    off = {name: lines for name, lines in found.items() if abs(lines - written[name]) > 10}
-    assert off == {}, "these have so many lines now"
 
 
 def test_the_glossary_has_few_words_each_once_and_each_in_use():
