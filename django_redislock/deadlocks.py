@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
     from django_redislock.lease import Lease
     from django_redislock.rules.circles import Circle
-    from django_redislock.rules.forms import FirstTry
+    from django_redislock.rules.forms import Attempt
     from django_redislock.rules.steps import Flow
 
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class Lookout:
     leases. A look that a server does not answer at once is given up: the next one comes soon.
     """
 
-    def __init__(self, backend: Backend, form: FirstTry, started: float) -> None:
+    def __init__(self, backend: Backend, form: Attempt, started: float) -> None:
         self.due = started + CIRCLE_AFTER
         self.blocked_by: bytes | None = None
         self._backend = backend

@@ -34,8 +34,10 @@ from django_redislock.humanize import visible
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import seconds
+from django_redislock.rules.forms import Attempt
+from django_redislock.rules.lease_state import Granted, certain_for
 from django_redislock.rules.names import Permit, check_name, meant_by
-from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
+from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION, Options
 from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import HOLD, TOKEN_LENGTH, Owner, read_holding
@@ -406,52 +408,49 @@ def hold(
     ttl = hold_seconds(lasts)
     if not by:
         raise ValueError("by must name the operator.")
-    request = flows.Request(
-        name=check_name(name),
-        token=_hold_token(),
-        id=secrets.token_hex(8),
-        owner=Owner(operator=by, reason=reason),
-        ttl=ttl,
-        wait=0.0,
-        operation_timeout=backend.operation_timeout(backend.conf.ttl),
-        replicas=backend.conf.replicas_ack,
-        is_hold=True,
-    )
+    attempt = _attempt_of_operator(name, by, reason, backend, ttl)
+    attempt.is_hold = True
     try:
-        outcome = backend.run(flows.hold(request, backend.clock()))
+        outcome = backend.run(flows.hold(attempt, backend.clock()))
         if isinstance(outcome, flows.Busy) and outcome.reason is None and wait:
             # An undo of the first token may still be on its way (R4).
-            request = request._replace(
-                token=_hold_token(), id=secrets.token_hex(8), is_hold=False, wait=wait
-            )
-            outcome = backend.run(flows.hold(request, backend.clock()))
+            attempt = _attempt_of_operator(name, by, reason, backend, ttl, wait)
+            outcome = backend.run(flows.hold(attempt, backend.clock()))
     except LockUnavailable:
         text = "Lock %r (%s): whether it is held for %.0f s is unknown, by %r, reason %r"
-        extra = logs.of(lock=request.name, alias=using, lease=request.id, reason=reason or None)
-        audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
+        extra = logs.of(lock=attempt.name, alias=using, lease=attempt.id, reason=reason or None)
+        audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
         raise
     if isinstance(outcome, flows.Busy):
         raise LockTimeout(
-            request.name,
+            attempt.name,
             outcome.holder,
             outcome.expires_in,
             outcome.cooling,
             using,
             outcome.reason,
         )
-    extra = logs.of(lock=request.name, alias=using, lease=request.id, reason=reason or None)
-    if begun := isinstance(outcome, flows.Granted):
+    extra = logs.of(lock=attempt.name, alias=using, lease=attempt.id, reason=reason or None)
+    if begun := isinstance(outcome, Granted):
         text = "Lock %r (%s): held for %.0f s by %r, reason %r"
-        audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
+        audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
     else:
         text = "Lock %r (%s): a hold is pending, for %.0f s by %r, reason %r"
-        audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
+        audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
     return begun
 
 
-def _hold_token() -> str:
-    """A token by which everybody sees that the lease is a hold."""
-    return (HOLD + secrets.token_hex(TOKEN_LENGTH))[:TOKEN_LENGTH]
+def _attempt_of_operator(
+    name: str, by: str, reason: str, backend: Backend, ttl: float, wait: float = 0.0
+) -> Attempt:
+    """An attempt whose token shows everybody that the lease is a hold."""
+    # The time of the hold says nothing of how soon a server must answer.
+    terms = backend.terms(Options(wait=wait, renew=False))
+    terms = terms._replace(first_ttl=ttl, certain=certain_for(ttl), unavailable_after=math.inf)
+    owner = Owner(operator=by, reason=reason)
+    attempt = Attempt(check_name(name), owner, terms, backend.conf.replicas_ack)
+    attempt.token = (HOLD + attempt.token)[:TOKEN_LENGTH]
+    return attempt
 
 
 def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:

@@ -28,9 +28,9 @@ from django_redislock.holder import (
 )
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
-from django_redislock.rules.flows import Busy, Done, Finished, Granted
-from django_redislock.rules.forms import FirstTry, Release
-from django_redislock.rules.lease_state import LeaseState, granted_by
+from django_redislock.rules.flows import Busy, Done, Finished
+from django_redislock.rules.forms import Attempt, Release
+from django_redislock.rules.lease_state import Granted, LeaseState, granted_by
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
@@ -214,7 +214,7 @@ class Holds:
                 form.reply, form.sent, form.now, form.terms.certain
             )
             if granted and form.made_in is process.current:
-                lease = self._take_over(hold, form, *granted)
+                lease = self._take_over(hold, form, granted)
                 if signals.lock_acquired.receivers:
                     hold.blocked_by = form.blocked_by
                     news = self._news_of_grant(hold, form.sent if since is None else since)
@@ -243,7 +243,7 @@ class Holds:
                 form.reply, form.sent, form.now, form.terms.certain
             )
             if granted and form.made_in is process.current:
-                lease = self._take_over(hold, form, *granted)
+                lease = self._take_over(hold, form, granted)
                 if signals.lock_acquired.receivers:
                     hold.blocked_by = form.blocked_by
                     news = self._news_of_grant(hold, form.sent if since is None else since)
@@ -335,7 +335,7 @@ class Holds:
             raise copy(error)  # Else this frame and the error would refer to each other.
         return None
 
-    def _first_try(self, hold: Hold) -> FirstTry:
+    def _first_try(self, hold: Hold) -> Attempt:
         terms, options, run = hold.terms, self._options, self._run
         if terms.release_before_commit in REFUSED:
             self._refuse_transaction(hold)
@@ -352,7 +352,7 @@ class Holds:
         if len(known) > MOST_NAMES:
             known.clear()
         owner = current_owner(terms.limit) if terms.limit > 1 else current_owner()
-        return FirstTry(name, owner, terms, hold.backend.conf.replicas_ack, markers)
+        return Attempt(name, owner, terms, hold.backend.conf.replicas_ack, markers)
 
     def _refuse_transaction(self, hold: Hold) -> None:
         """Refuse an acquire whose release would come before the commit, or never."""
@@ -363,16 +363,14 @@ class Holds:
             raise transactions.refused(self.name, hold.backend.alias, of_task=self._is_of_task)
 
     def _attempt(
-        self, hold: Hold, form: FirstTry, since: float | None
+        self, hold: Hold, form: Attempt, since: float | None
     ) -> Flow[Lease | Busy | Done | Finished]:
         backend = hold.backend
         started = form.sent or backend.clock()
 
-        def take_over(request: flows.Request, granted: Granted) -> None:
-            self._take_over(hold, form, *granted)
-
         lookout = Lookout(backend, form, started)
-        acquiring = flows.acquire(form.request(), started, take_over, lookout)
+        take_over = partial(self._take_over, hold, form)
+        acquiring = flows.acquire(form, started, take_over, lookout)
         try:
             outcome = yield from lookout.over(acquiring)
         except LockUnavailable as error:
@@ -425,18 +423,10 @@ class Holds:
     def _news(self, signal: Signal, news: dict[str, Any]) -> Notify:
         return Notify(signal, {"sender": self._sender, **news})
 
-    def _take_over(
-        self,
-        hold: Hold,
-        form: FirstTry,
-        fence: int,
-        deadline: float,
-        at: float,
-        ends: float,
-        permit: int,
-    ) -> Lease:
+    def _take_over(self, hold: Hold, form: Attempt, granted: Granted) -> Lease:
         """Make the lease of a grant, and let the backend look after it."""
         terms, backend, name = hold.terms, hold.backend, form.name
+        fence, deadline, at, ends, permit = granted
         until = at + terms.max_hold
         holder, caller = new_holder(for_block=hold.block)
         state = LeaseState(
@@ -455,7 +445,7 @@ class Holds:
         backend.watch(lease)
         return lease
 
-    def _undo(self, hold: Hold, form: FirstTry | None = None, *, block: bool) -> Flow[bool] | None:
+    def _undo(self, hold: Hold, form: Attempt | None = None, *, block: bool) -> Flow[bool] | None:
         """After an interrupt: drop *hold*. Returns the flow that ends its lease, if one is needed.
 
         The server may have granted *form*. If its flow knows of it, the flow undoes the grant.

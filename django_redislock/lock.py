@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
     from django_redislock.holds import Hold
     from django_redislock.rules.flows import RunMarker
-    from django_redislock.rules.forms import FirstTry
+    from django_redislock.rules.forms import Attempt
     from django_redislock.rules.options import Options
     from django_redislock.rules.steps import Flow
 
@@ -538,7 +538,7 @@ class TakingUp(Lock):
             " take_up(baton):` in the function.",
         )
 
-    def _first_try(self, hold: Hold) -> FirstTry:
+    def _first_try(self, hold: Hold) -> Attempt:
         if not hold.backend.supports_batons:
             raise misuse.hands_nothing_over(hold.backend.alias, self.name)
         form = super()._first_try(hold)

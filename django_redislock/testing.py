@@ -16,8 +16,8 @@ from django_redislock.exceptions import LostReason
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import SHORTEST_TTL, number
 from django_redislock.rules.arguments import seconds as seconds_of
-from django_redislock.rules.flows import Granted
-from django_redislock.rules.forms import FirstTry
+from django_redislock.rules.forms import Attempt
+from django_redislock.rules.lease_state import Granted
 from django_redislock.rules.names import Permit, check_name
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 from django_redislock.rules.steps import Call
@@ -81,15 +81,16 @@ class LockTestKit:
         limit = None if limit is None else number(limit, "limit", MOST_PERMITS)
         options = Options(ttl=ttl, wait=0.0, renew=False, max_hold=math.inf, limit=limit)
         owner = replace(owner, limit=limit) if limit else owner
-        request = FirstTry(check_name(name), owner, backend.terms(options)).request()
-        outcome = backend.run(flows.acquire(request, backend.clock()))
+        attempt = Attempt(check_name(name), owner, backend.terms(options))
+        outcome = backend.run(flows.acquire(attempt, backend.clock()))
         if not isinstance(outcome, Granted):
             raise AssertionError(f"Lock {name!r} is held already, so nobody else can hold it.")
         try:
             yield
         finally:
-            leave = Call(scripts.LEAVE, request.name, (request.token,), request.operation_timeout)
-            backend.run(flows.result_of(leave._replace(permit=outcome.permit)))
+            timeout, permit = attempt.terms.operation_timeout, outcome.permit
+            leave = Call(scripts.LEAVE, attempt.name, (attempt.token,), timeout, permit=permit)
+            backend.run(flows.result_of(leave))
 
     def simulate_lost(
         self, name: str, reason: LostReason = "expired", *, using: str = DEFAULT_ALIAS

@@ -23,8 +23,8 @@ from django_redislock.rules import scripts
 from django_redislock.rules.lease_state import (
     CONFIRMS,
     DRIFT_RATE,
+    Granted,
     Renewal,
-    certain_for,
     drift,
     granted_by,
     lost_because,
@@ -65,19 +65,18 @@ from django_redislock.rules.steps import (
 )
 from django_redislock.rules.stored import (
     NO_MARKERS,
-    DoneMarkers,
     Holding,
     Owner,
     read_done,
     read_holding,
     renewal_count,
-    renews_flag,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_redislock.exceptions import LostReason, UnavailableReason
+    from django_redislock.rules.forms import Attempt
     from django_redislock.rules.steps import Trouble
 
 CONFIRM_WITHIN = 1.0  # Seconds, after a hand-over; the same as in lua/_lease.lua.
@@ -93,44 +92,6 @@ LONGEST_PAUSE = 0.128
 
 
 # --- what a flow may end with ---------------------------------------------------------------
-
-
-class Request(NamedTuple):
-    """One acquire. Everything that is sent for it carries the same token (R1)."""
-
-    name: str
-    token: str
-    id: str
-    owner: Owner
-    ttl: float  # Of the first grant; max_hold may make it shorter than the lease's.
-    wait: float
-    operation_timeout: float  # Seconds until a server counts as not answering.
-    replicas: int = 0
-    markers: DoneMarkers = NO_MARKERS  # The done markers that would make it pointless.
-    renews: bool = False  # Whether it is to be renewed, see will_renew().
-    unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
-    takes_up: bool = False  # Whether it asks only for the handed-over lease with this id.
-    is_hold: bool = False  # Whether it is an operator's: queued before all waiters, unattended.
-    queues: bool = True  # Whether it stands in the queue if it waits.
-    limit: int = 1  # How many permits the lock has; any of them will do.
-    permit: int = 1  # Of the lease that it takes up.
-
-    @property
-    def mode(self) -> str:
-        """How the first try asks: an acquire that may wait joins the queue at once."""
-        if self.is_hold:
-            return "hold"
-        return "queue" if self.wait > 0 and self.queues else "try"
-
-
-class Granted(NamedTuple):
-    """The lock is ours."""
-
-    fence: int
-    deadline: float  # Until when it is certainly ours.
-    at: float  # When, by our clock; max_hold counts from here.
-    ends: float  # The deadline; of an unconfirmed grant, its deadline once confirmed.
-    permit: int = 1
 
 
 class FirstInLine(NamedTuple):
@@ -222,63 +183,63 @@ def unavailable(name: str, trouble: Trouble) -> LockUnavailable:
 
 
 def acquire(
-    request: Request,
+    attempt: Attempt,
     now: float,
-    take_over: Callable[[Request, Granted], object] | None = None,
+    take_over: Callable[[Granted], object] | None = None,
     lookout: Lookout | None = None,
 ) -> Flow[Granted | Busy | Done | Finished]:
     """Ask for the lock until it is ours or the wait is over.
 
     Args:
-        request: What to ask for.
+        attempt: What to ask for.
         now: When it begins.
         take_over: Called with the grant. An interrupt before it returns undoes the grant.
         lookout: Checks whether a wait can ever end.
 
     Raises:
         LockUnavailable: The server refused, or did not answer for too long.
-        LockLost: The handed-over lease that the request takes up is over.
+        LockLost: The handed-over lease that the attempt takes up is over.
         LockMisuse: The wait would never end.
     """
     try:
-        outcome = yield from _acquire(request, now, lookout)
+        outcome = yield from _acquire(attempt, now, lookout)
         if take_over is not None and isinstance(outcome, Granted):
-            take_over(request, outcome)
+            take_over(outcome)
         return outcome
     except Refused as refused:
-        raise unavailable(request.name, refused) from refused.__cause__
+        raise unavailable(attempt.name, refused) from refused.__cause__
     except (GeneratorExit, LockUnavailable, LockLost):
         raise
     except BaseException as error:
-        yield from _undo(request)
+        yield from _undo(attempt)
         if isinstance(error, Unanswered):
-            raise unavailable(request.name, error) from error.__cause__
+            raise unavailable(attempt.name, error) from error.__cause__
         raise
 
 
-def hold(request: Request, now: float) -> Flow[Granted | FirstInLine | Busy]:
-    """Keep the lock from everybody for an operator, by a *request* with ``is_hold``.
+def hold(attempt: Attempt, now: float) -> Flow[Granted | FirstInLine | Busy]:
+    """Keep the lock from everybody for an operator, by an *attempt* with ``is_hold``.
 
     Raises:
         LockUnavailable: The server refused, or did not answer.
     """
-    return acquire(request, now)  # type: ignore[return-value] # no other acquire is first in line
+    return acquire(attempt, now)  # type: ignore[return-value] # no other acquire is first in line
 
 
 def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
-    request: Request, now: float, lookout: Lookout | None = None
+    attempt: Attempt, now: float, lookout: Lookout | None = None
 ) -> Flow[Granted | Busy | Done | Finished]:
-    give_up = now + request.wait
+    give_up = now + attempt.terms.wait
     # All tries end in time for an undo, so that the call takes two operation timeouts at most
     # besides its wait (R5).
-    one_try = ONE_TRY * request.operation_timeout
+    one_try = attempt.terms.one_try
     tries_end = give_up + 2 * one_try
-    mode, left = request.mode, request.wait
+    mode, left = attempt.mode, attempt.terms.wait
     ticket, came_back = b"0", False
     failures, silent_since, pause = 0, now, SHORTEST_PAUSE
     # Whether the server may keep something of this acquire when it refuses a try. If it refuses the
     # WAIT behind a grant, it has carried out the grant.
-    traces = request.replicas > 0
+    traces = attempt.replicas > 0
     late = False  # Whether a try that was not answered may arrive after one that was.
     while True:
         try:
@@ -286,9 +247,9 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 tries_end = now + 2 * one_try
             within = min(one_try, tries_end - now)
             due = now + within
-            answer: Answer = yield _acquire_call(request, mode, ticket, left, within)
+            answer: Answer = yield attempt.call(mode, ticket, left, within)
             now = answer.now
-            if granted := _granted_by(answer, request):
+            if granted := _granted_by(answer, attempt):
                 return granted
             reply = read_try(answer.value)
             # After a split vote it asks again, even with no time left to wait. Else all that asked
@@ -298,14 +259,14 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 and pause < LONGEST_PAUSE
                 and now + pause <= tries_end - one_try / 2
             )
-            if outcome := _end_without_lock(reply, request.name, asks_again=asks_again):
+            if outcome := _end_without_lock(reply, attempt.name, asks_again=asks_again):
                 if late:  # Meanwhile it may have been granted the lock, or have queued up.
-                    yield from _undo(request)
+                    yield from _undo(attempt)
                 return outcome
             match reply:
                 case bytes():
-                    yield from _renounce(request, answer)
-                case QueuedReply() as queued if request.is_hold:
+                    yield from _renounce(attempt, answer)
+                case QueuedReply() as queued if attempt.is_hold:
                     return FirstInLine(in_seconds(queued.left_ms))  # type: ignore[return-value] # see hold()
                 case QueuedReply() as queued:
                     # A waiter that confirms too late is passed over. It may go back to its old
@@ -317,7 +278,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     if lookout is not None and lookout.blocked_by is None:
                         lookout.blocked_by = queued.owner
                     due = give_up
-                    rung = yield from _await_bell(request, queued, answer, give_up, lookout)
+                    rung = yield from _await_bell(attempt, queued, answer, give_up, lookout)
                     if isinstance(rung, Granted):
                         return rung
                     now = rung
@@ -333,7 +294,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     now = yield Pause(seconds)
                     pause = min(pause * 2, LONGEST_PAUSE)
                 case LostReply() as lost:
-                    raise LockLost(request.name, lost_because(lost.why.decode()), NOT_TAKEN_UP)
+                    raise LockLost(attempt.name, lost_because(lost.why.decode()), NOT_TAKEN_UP)
                 case EndlessReply():
                     raise Refused(
                         "its key has no expiry, so it would never become free; find out who wrote"
@@ -352,18 +313,18 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             if failures == 1:
                 silent_since = unanswered.sent
             if failures > 1 or tries_end - now < one_try / 4:
-                until = min(give_up, silent_since + request.unavailable_after)
+                until = min(give_up, silent_since + attempt.terms.unavailable_after)
                 if now >= until and traces:
                     raise
                 if now >= until:  # There is nothing to undo.
-                    raise unavailable(request.name, unanswered) from unanswered.__cause__
+                    raise unavailable(attempt.name, unanswered) from unanswered.__cause__
                 seconds = _backoff(failures) * random.uniform(0.5, 1.0)
                 now = yield Pause(min(seconds, until - now))
         except NotOurs:
             raise
         except Refused:
             if traces:
-                yield from _undo(request)
+                yield from _undo(attempt)
             raise
         left = max(give_up - now, 0.0)
         if not left and mode == "queue":
@@ -401,59 +362,27 @@ def as_try(call: Call) -> Call:
     return call._replace(args=(*args._replace(mode="try"), *limit), listening="")
 
 
-def _granted_by(answer: Answer, request: Request) -> Granted | None:
+def _granted_by(answer: Answer, attempt: Attempt) -> Granted | None:
     """The grant in the answer to a try; None without one, or if too few replicas have it (R11)."""
-    if answer.replicas < request.replicas:
+    if answer.replicas < attempt.replicas:
         return None
-    granted = granted_by(answer.value, answer.sent, answer.now, certain_for(request.ttl))
-    return granted and Granted(*granted)
+    return granted_by(answer.value, answer.sent, answer.now, attempt.terms.certain)
 
 
-def _acquire_call(request: Request, mode: str, ticket: bytes, left: float, within: float) -> Call:
-    markers = request.markers.packed
-    of_limit: tuple[int, ...] = ()
-    script = scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE
-    if request.takes_up:
-        script = scripts.TAKE_UP
-    elif request.limit > 1:
-        script = scripts.ACQUIRE_PERMIT_MARKED if markers else scripts.ACQUIRE_PERMIT
-        of_limit = (request.limit,)
-    return Call(
-        script,
-        request.name,
-        (
-            request.token,
-            request.id,
-            milliseconds(request.ttl),
-            mode,
-            ticket,
-            markers,
-            renews_flag(request.renews),
-            request.owner.packed,
-            *of_limit,
-        ),
-        within,
-        request.id if mode == "queue" else "",
-        request.replicas,
-        patience=left,
-        permit=request.permit,
-    )
-
-
-def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
+def _renounce(attempt: Attempt, answer: Answer) -> Flow[NoReturn]:
     """Give back a grant that came too late (R3), or is on too few replicas (R11)."""
     problem = "the grant arrived later than the ttl"
     reason: UnavailableReason = "timeout"
-    if answer.replicas < request.replicas:
+    if answer.replicas < attempt.replicas:
         problem = (
-            f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
+            f"{answer.replicas} of the {attempt.replicas} replicas that REPLICAS_ACK asks for"
             " acknowledged the grant; connect so many, or lower it"
         )
         reason = "replicas"
-    if not (yield from _undo(request, answer.value.partition(b" ")[0])):
+    if not (yield from _undo(attempt, answer.value.partition(b" ")[0])):
         # The undo may still be on its way. On a quorum, whose servers are told no fence, it would
         # end the next grant to this token.
-        raise LockUnavailable(request.name, problem, reason)
+        raise LockUnavailable(attempt.name, problem, reason)
     raise Unanswered(problem, answer.sent, answer.now, reason)
 
 
@@ -466,7 +395,7 @@ def listens_until(now: float, left_ms: bytes | str | int, give_up: float) -> flo
 
 
 def _await_bell(
-    request: Request,
+    attempt: Attempt,
     queued: QueuedReply,
     look: Answer,
     give_up: float,
@@ -475,7 +404,7 @@ def _await_bell(
     """Sleep until the lock is handed over to us, or until it is time to look.
 
     Args:
-        request: What is asked for.
+        attempt: What is asked for.
         queued: The reply to the last look.
         look: The same reply, with the times at which the look was sent and the reply came.
         give_up: When the wait is over.
@@ -488,7 +417,7 @@ def _await_bell(
     until = listens_until(now, queued.left_ms, give_up)
     while True:
         due = math.inf if lookout is None else lookout.due
-        bell: Bell = yield Listen(request.id, min(until, due) - now)
+        bell: Bell = yield Listen(attempt.id, min(until, due) - now)
         now = bell.now
         if not bell.words:
             if lookout is None or not due <= now < until:
@@ -501,16 +430,14 @@ def _await_bell(
             case LookRing(left_ms=left_ms):
                 until = listens_until(now, left_ms, give_up)
             case GrantedRing() as ring:
-                if request.replicas or request.markers != NO_MARKERS:
+                if attempt.replicas or attempt.markers != NO_MARKERS:
                     return now  # A ring tells nothing of replicas and done markers.
-                granted = take_up(ring, queued, look.sent, now, request.ttl)
+                granted = take_up(ring, queued, look.sent, now, attempt.terms.first_ttl)
                 if granted is None:
                     return now
                 # A renewal confirms the lease, and nobody awaits its answer. A renewal never
                 # grants, so the release may overtake it on another connection.
-                yield confirmation(
-                    request.name, request.token, request.ttl, request.renews, granted.permit
-                )
+                yield attempt.confirmation(granted.permit)
                 return granted
 
 
@@ -553,9 +480,9 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def _undo(request: Request, fence: bytes = b"") -> Flow[bool]:
-    timeout, permit = request.operation_timeout, request.permit
-    return undo(request.name, request.token, timeout, permit, request.limit, fence)
+def _undo(attempt: Attempt, fence: bytes = b"") -> Flow[bool]:
+    timeout, permit = attempt.terms.operation_timeout, attempt.permit
+    return undo(attempt.name, attempt.token, timeout, permit, attempt.limit, fence)
 
 
 def undo(

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock import process
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import CIRCLE_AFTER, Granted, Request, listens_until, take_up
+from django_redislock.rules.flows import (
+    CIRCLE_AFTER,
+    confirmation,
+    listens_until,
+    milliseconds,
+    take_up,
+)
 from django_redislock.rules.replies import (
     AcquireArgs,
     GrantedRing,
@@ -20,10 +26,11 @@ from django_redislock.rules.replies import (
     read_ring,
     read_try,
 )
-from django_redislock.rules.steps import Answer, Bell
-from django_redislock.rules.stored import NO_MARKERS
+from django_redislock.rules.steps import Answer, Bell, Call, Tell
+from django_redislock.rules.stored import NO_MARKERS, renews_flag
 
 if TYPE_CHECKING:
+    from django_redislock.rules.lease_state import Granted
     from django_redislock.rules.options import Terms
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Trouble
@@ -48,7 +55,7 @@ class Form:
         sent: When the script was sent.
         now: When the reply came.
         bell: What the bell said after that; None if nobody listened.
-        granted: The lease that the bell has handed over, as in flows.Granted. It was confirmed.
+        granted: The lease that the bell has handed over, if any. It was confirmed.
         trouble: What happened in place of the next answer.
         left: Seconds for one more try, if the server did nothing at the first; else None.
         connection: The connection of these steps, kept for the flow; None if it was given back.
@@ -92,12 +99,21 @@ class Form:
         return answers
 
 
-class FirstTry(Form):
-    """The form of an acquire. Everything that is sent for it carries the same token (R1)."""
+class Attempt(Form):
+    """One acquire of one lock. Everything that is sent for it carries the same token (R1).
+
+    Attributes:
+        owner: Who wants it.
+        markers: The done markers that would make it pointless.
+        limit: How many permits the lock has; any of them will do.
+        queues: Whether it stands in the queue if it waits.
+        is_hold: Whether it is an operator's: queued before all waiters, unattended.
+    """
 
     script = scripts.ACQUIRE
     args = len(AcquireArgs._fields) + 1
-    queues = True  # See flows.Request.
+    queues = True
+    is_hold = False
     _queued: QueuedReply
 
     def __init__(
@@ -119,7 +135,7 @@ class FirstTry(Form):
         self.is_plain = not replicas
         self.markers = markers
         if terms.limit > 1:
-            self.args = FirstTry.args + 1
+            self.args = Attempt.args + 1
             self.script = scripts.ACQUIRE_PERMIT
         if markers is not NO_MARKERS:
             self.script = (
@@ -127,30 +143,51 @@ class FirstTry(Form):
             )
         self.made_in = process.current
 
-    def request(self) -> Request:
-        """The same acquire, for the flow."""
-        terms = self.terms
-        return Request(
+    @property
+    def mode(self) -> str:
+        """How the first try asks: an acquire that may wait joins the queue at once."""
+        if self.is_hold:
+            return "hold"
+        return "queue" if self.waits and self.queues else "try"
+
+    def call(self, mode: str, ticket: bytes, patience: float, within: float) -> Call:
+        """The step that tries once.
+
+        Args:
+            mode: See AcquireArgs.
+            ticket: The place in the queue; b"0" without one.
+            patience: Seconds that it may wait for a connection.
+            within: Seconds after which the answer is no longer awaited.
+        """
+        args = AcquireArgs(
+            token=self.token,
+            id=self.id,
+            ttl=milliseconds(self.terms.first_ttl),
+            mode=mode,
+            ticket=ticket,
+            markers=self.markers.packed,
+            renews=renews_flag(self.terms.renews),
+            owner=self.owner.packed,
+        )
+        return Call(
+            self.script,
             self.name,
-            self.token,
-            self.id,
-            self.owner,
-            terms.first_ttl,
-            terms.wait,
-            terms.operation_timeout,
-            self.replicas,
-            self.markers,
-            terms.renews,
-            terms.unavailable_after,
-            self.script is scripts.TAKE_UP,
-            queues=self.queues,
-            limit=self.limit,
+            (*args, self.limit) if self.limit > 1 else args,
+            within,
+            listening=self.id if mode == "queue" else "",
+            replicas=self.replicas,
+            patience=patience,
             permit=self.permit,
         )
 
+    def confirmation(self, permit: int) -> Tell:
+        """The step that confirms the hand-over of a permit of the lock."""
+        terms = self.terms
+        return confirmation(self.name, self.token, terms.first_ttl, terms.renews, permit)
+
     def take_up(self, lease_id: str, permit: int = 1) -> None:
         """Ask only for the handed-over lease with this id."""
-        self.id, self.script, self.args = lease_id, scripts.TAKE_UP, FirstTry.args
+        self.id, self.script, self.args = lease_id, scripts.TAKE_UP, Attempt.args
         self.limit, self.permit = 1, permit
 
     def seconds_to_listen(self) -> float:

@@ -50,12 +50,18 @@ class Renewal(NamedTuple):
     permit: int = 1  # The permit of the lock that the lease is.
 
 
-def granted_by(
-    value: Any, sent: float, now: float, certain: float
-) -> tuple[int, float, float, float, int] | None:
-    """The grant in the answer to a try, in the order of flows.Granted.
+class Granted(NamedTuple):
+    """The lock is ours."""
 
-    None if there is no grant, or it came too late (R3).
+    fence: int
+    deadline: float  # Until when it is certainly ours.
+    at: float  # When, by our clock; max_hold counts from here.
+    ends: float  # The deadline; of an unconfirmed grant, its deadline once confirmed.
+    permit: int = 1
+
+
+def granted_by(value: Any, sent: float, now: float, certain: float) -> Granted | None:
+    """The grant in the answer to a try. None if there is no grant, or it came too late (R3).
 
     Args:
         value: What the server said.
@@ -64,12 +70,10 @@ def granted_by(
         certain: Seconds for which a grant is certain, see certain_for().
     """
     until = sent + certain
-    if value.__class__ is bytes and now < until:
-        if b" " in value:
-            fence, _, permit = value.partition(b" ")
-            return int(fence), until, sent, until, int(permit)
-        return int(value), until, sent, until, 1
-    return None
+    if value.__class__ is not bytes or now >= until:
+        return None
+    fence, _, permit = value.partition(b" ")
+    return Granted(int(fence), until, sent, until, int(permit or 1))
 
 
 def certain_for(ttl: float) -> float:

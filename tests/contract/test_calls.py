@@ -24,7 +24,7 @@ from django_redislock import distributed_lock
 from django_redislock.backends.redis.calling import Caller, FirstSteps
 from django_redislock.conf import Conf
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.forms import FirstTry, Release
+from django_redislock.rules.forms import Attempt, Release
 from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, Owner
@@ -152,8 +152,8 @@ def test_a_form_is_the_call_that_its_flow_begins_with(wait, renew, markers):
     unused = None  # A command is made without a connection.
     steps = FirstSteps(CALLER, unused, unused, set(), ring_apart=False)
     terms = terms_of(Options(wait=wait, renew=renew, max_hold=math.inf), Conf(alias="default"))
-    form = FirstTry("lottery", Owner(host="web-1", pid=7), terms, 0, markers)
-    (call,) = islice(flows.acquire(form.request(), 0.0), 1)
+    form = Attempt("lottery", Owner(host="web-1", pid=7), terms, 0, markers)
+    (call,) = islice(flows.acquire(form, 0.0), 1)
     channel = "redislock:bell:process:1"
     sent = steps.command(form) + b"$%d\r\n%s\r\n" % (len(channel), channel.encode())
     assert sent == CALLER.packed(call, channel)

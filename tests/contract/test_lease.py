@@ -21,6 +21,7 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held, 
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
 from django_redislock.rules.lease_state import Renewal
+from tests.support.attempts import attempt
 from tests.support.faults import slack
 from tests.support.matrix import UNSCRIPTED, everywhere, needs_scripts, on_servers
 from tests.support.others import ending_of, held_by_other
@@ -684,8 +685,12 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
 async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
-        late = flows.Request("lottery", lease.state.token, lease.id, lease.owner, 10, 0, HUNG)
-        late = late._replace(permit=lease.state.permit)
+        late = attempt(
+            *("lottery", lease.state.token, lease.id, lease.owner),
+            ttl=10,
+            operation_timeout=HUNG,
+            permit=lease.state.permit,
+        )
         granted = backends["default"].run(flows.acquire(late, 0))
         assert isinstance(granted, flows.Granted)
         seen = held.get("lottery")

@@ -22,6 +22,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.stored import DoneMarkers, Owner
+from tests.support.attempts import attempt
 from tests.support.matrix import everywhere, in_turn, needs_scripts, places
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tests.support.ways import Caller, Way
 
 pytestmark = pytest.mark.no_permit("its locks have limits of their own")
+
+ASKED = {"ttl": 30, "operation_timeout": HUNG, "limit": 2}
 
 
 def gpu(limit=2, **options):
@@ -188,12 +191,9 @@ def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place
     backend = backends["default"]
 
     def acquire(letter):
-        request = flows.Request(
-            *("gpu", letter * 32, letter * 16, Owner(host="web"), 30, 0, HUNG, 0),
-            markers=DoneMarkers(True, "", ""),
-            limit=2,
-        )
-        return backend.run(flows.acquire(request, clock.now()))
+        asked = {"markers": DoneMarkers(True, "", ""), **ASKED}
+        wanted = attempt("gpu", letter * 32, letter * 16, Owner(host="web"), **asked)
+        return backend.run(flows.acquire(wanted, clock.now()))
 
     granted, theirs = acquire("a"), acquire("b")
     ending = flows.Ending(
@@ -221,7 +221,8 @@ def test_work_that_is_done_is_known_while_all_permits_are_held(
     backend, retention = backends["default"], "1000000/10/40"
     owner = Owner(host="web", task_id="a-run")
     markers = DoneMarkers(is_once, "" if is_once else "a-run", retention)
-    wanted = flows.Request("gpu", "t" * 32, "a" * 16, owner, 30, 0, HUNG, 0, markers, limit=2)
+    asked = {"markers": markers, **ASKED}
+    wanted = attempt("gpu", "t" * 32, "a" * 16, owner, **asked)
     grant = backend.run(flows.acquire(wanted, clock.now()))
     assert isinstance(grant, flows.Granted)
     ending = flows.Ending(
@@ -235,7 +236,7 @@ def test_work_that_is_done_is_known_while_all_permits_are_held(
         permit=grant.permit,
     )
     assert backend.run(flows.release(ending)) is None
-    again = wanted._replace(token="u" * 32, id="b" * 16)
+    again = attempt("gpu", "u" * 32, "b" * 16, owner, **asked)
     expected = flows.Done if is_once else flows.Finished
     with gpu(), gpu():
         assert isinstance(backend.run(flows.acquire(again, clock.now())), expected)

@@ -576,7 +576,7 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
                 child.send("enough")
                 assert child.read() == "released"
 
-        rung = "_await_bell" if limit == 4 else "FirstTry.heard begins"
+        rung = "_await_bell" if limit == 4 else "Attempt.heard begins"
         named = (rung, "Holds._take_over")  # How many steps lead to the bell differs.
         places, orphaned = sweep(use, locks, prepare, named=named)
         assert places >= set(named)

@@ -37,6 +37,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.effects.models import Entry, written
+from tests.support.attempts import attempt
 from tests.support.faults import in_fork, lease_of
 from tests.support.quorums import TTL
 from tests.support.stored import NAME
@@ -668,9 +669,8 @@ def test_of_two_deliveries_that_find_the_same_permits_free_at_most_one_runs(quor
     owner = Owner(host="web", task_id="a-run")
 
     def delivery(letter):
-        wanted = flows.Request(
-            *(NAME, letter * 32, letter * 16, owner, 30, 0, HUNG, 0, markers), limit=2
-        )
+        asked = {"ttl": 30, "operation_timeout": HUNG, "markers": markers, "limit": 2}
+        wanted = attempt(NAME, letter * 32, letter * 16, owner, **asked)
         return backend().run(flows.acquire(wanted, clock.now()))
 
     outcomes = [one.result(HUNG) for one in [in_thread(partial(delivery, of)) for of in "ab"]]

@@ -2,7 +2,7 @@
 
 A flow is a generator, so a test is the performer: it looks at the step and says what happened.
 
-    stage = Stage(flows.acquire(request(wait=0), now=0.0))
+    stage = Stage(flows.acquire(wanted(wait=0), now=0.0))
     assert stage.step.script is scripts.ACQUIRE
     stage.answers(b"7")
     assert stage.result.fence == 7
@@ -32,10 +32,9 @@ from django_redislock.rules.flows import (
     Finished,
     FirstInLine,
     Granted,
-    Request,
     RunMarker,
 )
-from django_redislock.rules.forms import FirstTry
+from django_redislock.rules.forms import Attempt
 from django_redislock.rules.lease_state import Renewal, drift
 from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.replies import AcquireArgs
@@ -53,6 +52,7 @@ from django_redislock.rules.steps import (
     Unanswered,
 )
 from django_redislock.rules.stored import DoneMarkers, Holding, Owner, read_holding
+from tests.support.attempts import attempt
 
 NAME = "lottery"
 TOKEN = "0123456789abcdef" * 2
@@ -158,7 +158,7 @@ class Looks:
         return now + 0.1
 
 
-def request(**fields):
+def wanted(**fields):
     defaults = {
         "name": NAME,
         "token": TOKEN,
@@ -168,11 +168,11 @@ def request(**fields):
         "wait": 5.0,
         "operation_timeout": OPERATION_TIMEOUT,
     }
-    return Request(**{**defaults, **fields})
+    return attempt(**{**defaults, **fields})
 
 
 def acquiring(**fields):
-    return Stage(flows.acquire(request(**fields), now=0.0))
+    return Stage(flows.acquire(wanted(**fields), now=0.0))
 
 
 def queued(stage, ticket=100, left_ms=60000, newly=1, **kwargs):
@@ -249,9 +249,9 @@ def test_busy_tells_who_has_the_lock_and_since_when():
 @pytest.mark.proves("R4")
 def test_r4_a_grant_is_taken_over_or_undone():
     taken = []
-    stage = Stage(flows.acquire(request(), 0.0, lambda *told: taken.append(told))).answers(b"7")
-    assert taken == [(request(), stage.result)]
-    stage = Stage(flows.acquire(request(), 0.0, interrupt)).answers(b"7")
+    stage = Stage(flows.acquire(wanted(), 0.0, taken.append)).answers(b"7")
+    assert taken == [stage.result]
+    stage = Stage(flows.acquire(wanted(), 0.0, interrupt)).answers(b"7")
     assert undoes(stage.step)
     with pytest.raises(KeyboardInterrupt):
         stage.answers(1)
@@ -318,7 +318,7 @@ def test_p10_the_acquire_of_a_parent_is_not_undone_by_its_child():
 @pytest.mark.parametrize("why", ["forced", "taken", "expired"])
 def test_a_lease_that_cannot_be_taken_up_any_more_is_lost_for_that_reason(why):
     with pytest.raises(LockLost, match="baton was taken up before") as raised:
-        acquiring(takes_up=True).answers([b"lost", why.encode()])
+        acquiring(script=scripts.TAKE_UP).answers([b"lost", why.encode()])
     assert raised.value.reason == why
 
 
@@ -529,7 +529,7 @@ def test_r11_too_few_replicas_undo_the_grant():
 
 def test_a_lookout_knows_who_had_the_lock_when_the_wait_began():
     looks = Looks()
-    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=looks))
+    stage = Stage(flows.acquire(wanted(wait=60.0), 0.0, lookout=looks))
     stage.answers([b"queued", b"100", 60_000, b"1", 1, b"first"])
     assert looks.blocked_by == b"first"
     stage.rings().is_looked().rings().answers([b"queued", b"100", 60_000, b"1", 0, b"second"])
@@ -538,7 +538,7 @@ def test_a_lookout_knows_who_had_the_lock_when_the_wait_began():
 
 def test_a_lookout_knows_that_too_where_nobody_queues():
     looks = Looks()
-    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=looks))
+    stage = Stage(flows.acquire(wanted(wait=60.0), 0.0, lookout=looks))
     lease = f"{TOKEN}hr00000{ID}|41|0|10000|0||".encode()
     first, second = (lease + Owner(host).packed for host in ("web-1", "web-2"))
     stage.answers([b"split", 9000, second, 9000]).sleeps()
@@ -633,7 +633,7 @@ def test_a_waiter_who_is_asked_whether_it_is_there_sleeps_on():
 
 def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_looks():
     lookout = Looks(again_after=2.0)
-    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=lookout))
+    stage = Stage(flows.acquire(wanted(wait=60.0), 0.0, lookout=lookout))
     queued(stage, after=0.0)
     assert stage.step == Listen(ID, pytest.approx(1.0))
     stage.rings().is_looked()
@@ -646,7 +646,7 @@ def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_lo
 
 def test_a_wait_that_is_over_is_not_looked_at():
     looks = Looks()
-    stage = Stage(flows.acquire(request(wait=looks.due), 0.0, lookout=looks))
+    stage = Stage(flows.acquire(wanted(wait=looks.due), 0.0, lookout=looks))
     queued(stage).rings()
     assert stage.now == looks.due
     assert mode_and_ticket(stage.step) == ("last", b"100")
@@ -654,7 +654,7 @@ def test_a_wait_that_is_over_is_not_looked_at():
 
 
 def test_what_rings_while_a_waiter_looks_for_a_circle_is_heard_after_it():
-    stage = Stage(flows.acquire(request(wait=1.05), 0.0, lookout=Looks()))
+    stage = Stage(flows.acquire(wanted(wait=1.05), 0.0, lookout=Looks()))
     queued(stage, after=0.0).rings().is_looked()
     assert stage.step == Listen(ID, pytest.approx(-0.05))
     stage.rings("granted", ID, 7, granted_at(1.0))
@@ -662,7 +662,7 @@ def test_what_rings_while_a_waiter_looks_for_a_circle_is_heard_after_it():
 
 
 def test_a_waiter_in_a_circle_leaves_the_queue():
-    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=Looks()))
+    stage = Stage(flows.acquire(wanted(wait=60.0), 0.0, lookout=Looks()))
     queued(stage, after=0.0).rings()
     assert undoes(stage.raises(LockMisuse(NAME, "a circle")).step)
     with pytest.raises(LockMisuse, match="a circle"):
@@ -697,13 +697,13 @@ def test_r14_a_handed_over_lease_is_ours_without_a_round_trip():
 @pytest.mark.parametrize("after", [0.5, 1.9])
 @pytest.mark.parametrize("options", [Options(), Options(ttl=0.4), Options(wait=1.5)])
 def test_a_form_understands_a_ring_as_its_flow_does(options, after, ring):
-    form = FirstTry(NAME, OWNER, terms_of(options, Conf(alias="default")))
+    form = Attempt(NAME, OWNER, terms_of(options, Conf(alias="default")))
     form.reply = [b"queued", b"100", 60_000, b"%d" % int(EPOCH * 1e6), 1]
     form.now = 0.01
     listens = form.seconds_to_listen()
     granted = form.heard(ring.format(id=form.id).encode() or None, form.now + after)
 
-    flow = flows.acquire(form.request(), form.sent, lookout=Looks())
+    flow = flows.acquire(form, form.sent, lookout=Looks())
     next(flow)
     answer, bell = form.answers
     assert flow.send(answer) == Listen(form.id, pytest.approx(listens))
@@ -1194,13 +1194,13 @@ def test_a_refused_renewal_is_unavailable_at_once():
 
 
 def test_a_hold_is_first_in_line_until_the_lease_in_its_way_has_ended():
-    stage = Stage(flows.hold(request(wait=0.0, is_hold=True), now=0.0))
+    stage = Stage(flows.hold(wanted(wait=0.0, is_hold=True), now=0.0))
     assert mode_and_ticket(stage.step)[0] == "hold"
     assert queued(stage, left_ms=1500).result == FirstInLine(1.5)
 
 
 def test_a_hold_that_is_granted_has_a_fence():
-    stage = Stage(flows.hold(request(wait=0.0, is_hold=True), now=0.0))
+    stage = Stage(flows.hold(wanted(wait=0.0, is_hold=True), now=0.0))
     assert stage.answers(b"7").result.fence == 7
 
 

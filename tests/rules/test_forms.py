@@ -6,11 +6,11 @@ import pytest
 
 from django_redislock import process
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Request, listens_until, take_up
-from django_redislock.rules.forms import FirstTry, Form, Release
+from django_redislock.rules.flows import listens_until, take_up
+from django_redislock.rules.forms import Attempt, Form, Release
 from django_redislock.rules.options import Terms
 from django_redislock.rules.replies import GrantedRing, QueuedReply
-from django_redislock.rules.steps import Answer, Bell
+from django_redislock.rules.steps import Answer, Bell, Call
 from django_redislock.rules.stored import DoneMarkers, Owner
 
 OWNER = Owner(host="web-1", pid=7)
@@ -32,44 +32,44 @@ MARKERS = DoneMarkers(once=True)
 
 def queued_form(**fields):
     """It was sent at 1 and the server has queued it, which was read soon after."""
-    form = FirstTry("lottery", OWNER, TERMS, **fields)
+    form = Attempt("lottery", OWNER, TERMS, **fields)
     form.reply, form.sent, form.now = [b"queued", b"100", 800, b"5000000", 1], 1.0, 1.05
     return form
 
 
 def test_an_acquire_says_what_it_wants_and_belongs_to_this_process():
-    form = FirstTry("lottery", OWNER, TERMS, 2)
+    form = Attempt("lottery", OWNER, TERMS, 2)
     assert (form.name, form.owner, form.terms, form.replicas) == ("lottery", OWNER, TERMS, 2)
     assert form.made_in is process.current
     assert (form.script, form.args) == (scripts.ACQUIRE, 9)
     assert (form.answers, form.granted, form.is_told) == ([], None, False)
-    asked = FirstTry("lottery", OWNER, TERMS, 0, MARKERS)
+    asked = Attempt("lottery", OWNER, TERMS, 0, MARKERS)
     assert (asked.script, asked.markers, asked.replicas) == (scripts.ACQUIRE_MARKED, MARKERS, 0)
-    assert FirstTry("lottery", OWNER, TERMS).replicas == 0
+    assert Attempt("lottery", OWNER, TERMS).replicas == 0
 
 
 def test_an_acquire_that_replicas_acknowledge_is_more_than_one_command():
-    assert FirstTry("lottery", OWNER, TERMS).is_plain
-    assert not FirstTry("lottery", OWNER, TERMS, 1).is_plain
+    assert Attempt("lottery", OWNER, TERMS).is_plain
+    assert not Attempt("lottery", OWNER, TERMS, 1).is_plain
     assert not Form.is_plain  # Nor is that of several locks.
 
 
 def test_an_acquire_of_any_of_two_permits_says_of_how_many():
     two = TERMS._replace(limit=2)
-    form, marked = FirstTry("lottery", OWNER, two), FirstTry("lottery", OWNER, two, 0, MARKERS)
+    form, marked = Attempt("lottery", OWNER, two), Attempt("lottery", OWNER, two, 0, MARKERS)
     assert (form.script, form.args, form.limit) == (scripts.ACQUIRE_PERMIT, 10, 2)
     assert (marked.script, marked.args) == (scripts.ACQUIRE_PERMIT_MARKED, 10)
-    assert (form.request().limit, form.request().permit) == (2, 1)
+    assert (form.limit, form.permit) == (2, 1)
     form.take_up("an-id", 2)
     assert (form.script, form.args) == (scripts.TAKE_UP, 9)
-    assert (form.request().limit, form.request().permit) == (1, 2)
+    assert (form.limit, form.permit) == (1, 2)
     marked.take_up("an-id")
-    assert marked.request().permit == 1
+    assert marked.permit == 1
 
 
 @pytest.mark.proves("R1")
 def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess():
-    forms = [FirstTry("lottery", OWNER, TERMS) for _ in range(2)]
+    forms = [Attempt("lottery", OWNER, TERMS) for _ in range(2)]
     for form in forms:
         assert (len(form.token), len(form.id)) == (32, 16)
         assert int(form.token, 16) >= 0
@@ -79,30 +79,23 @@ def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess():
 
 @pytest.mark.parametrize(("wait", "waits"), [(0.0, False), (0.1, True), (5.0, True)])
 def test_only_who_waits_must_be_rung(wait, waits):
-    assert FirstTry("lottery", OWNER, TERMS._replace(wait=wait)).waits is waits
+    assert Attempt("lottery", OWNER, TERMS._replace(wait=wait)).waits is waits
     release = Release("lottery", "token", TERMS, 0.0, 0.0, "", None)
     assert (release.waits, release.replicas, release.is_told) == (False, 0, False)
 
 
-def test_its_flow_asks_for_the_same():
-    form = FirstTry("lottery", OWNER, TERMS, 2, MARKERS)
-    assert form.request() == Request(
-        name="lottery",
-        token=form.token,
-        id=form.id,
-        owner=OWNER,
-        ttl=10.0,
-        wait=5.0,
-        operation_timeout=2.0,
-        replicas=2,
-        markers=MARKERS,
-        renews=True,
-        unavailable_after=3.0,
-        takes_up=False,
-    )
+def test_it_makes_the_call_of_its_flow():
+    form = Attempt("lottery", OWNER, TERMS, 2, MARKERS)
+    call = form.call(form.mode, b"0", 5.0, 1.5)
+    args = form.token, form.id, 10_000, "queue", b"0", "1|", "r", OWNER.packed
+    assert call == Call(scripts.ACQUIRE_MARKED, "lottery", args, 1.5, form.id, 2, patience=5.0)
+    form.queues = False
+    assert form.mode == "try"
     form.take_up("an-id")
-    assert (form.id, form.script) == ("an-id", scripts.TAKE_UP)
-    assert (form.request().id, form.request().takes_up) == ("an-id", True)
+    assert (form.id, form.script, form.call("try", b"0", 0.0, 1.5).listening) == (
+        *("an-id", scripts.TAKE_UP),
+        "",
+    )
 
 
 def test_it_listens_until_the_lease_in_its_way_may_have_ended():

@@ -73,7 +73,7 @@ def acquiring_by(naively):
     def acquire(request, now, take_over, lookout):
         outcome = yield from naively(request, now)
         if isinstance(outcome, Granted):
-            take_over(request, outcome)
+            take_over(outcome)
         return outcome
 
     variant = SimpleNamespace(**{**vars(flows), "acquire": acquire})

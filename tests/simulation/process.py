@@ -12,7 +12,7 @@ from django_redislock.backends.redis.sessions import LATEST, TOO_LATE
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.conf import Conf
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.forms import FirstTry
+from django_redislock.rules.forms import Attempt
 from django_redislock.rules.keys import channel
 from django_redislock.rules.steps import Answer, Bell, Call, NotDone, Tell, Unanswered
 from tests.simulation.server import PREFIX
@@ -220,8 +220,8 @@ class SimulatedBackend(Backend):
         self.place.give(line)
 
     def _call_of(self, form):
-        if isinstance(form, FirstTry):
-            flow = flows.acquire(form.request(), form.sent)
+        if isinstance(form, Attempt):
+            flow = flows.acquire(form, form.sent)
             call = next(flow)
             flow.close()
             assert isinstance(call, Call)
@@ -229,7 +229,7 @@ class SimulatedBackend(Backend):
         return Tell(scripts.RELEASE, form.name, (form.token,), form.permit)
 
     def _was_rung(self, form, line):
-        if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
+        if not isinstance(form, Attempt) or not (seconds := form.seconds_to_listen()) > 0:
             return False
         granted = form.heard(line.next_ring(form.id, seconds), self.clock())
         if granted is None:

@@ -30,7 +30,7 @@ from django_redislock import LockUnavailable, held
 from django_redislock.backends.base import Backend
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
-from django_redislock.rules.forms import FirstTry
+from django_redislock.rules.forms import Attempt
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.steps import Call
 from tests.support.processes import PERMIT_LEFT
@@ -134,7 +134,7 @@ def in_child():
 
 
 def _have_permits(left, seen, stand_by, patch):
-    init = FirstTry.__init__
+    init = Attempt.__init__
 
     def of_permit(form, name, owner, terms, *more):
         # The bystander is there before anybody asks. Without a lock, which a fork or the handler of
@@ -149,7 +149,7 @@ def _have_permits(left, seen, stand_by, patch):
     def is_taken(backend, wanted):
         return taken(backend, [(name, max(limit or 1, 2)) for name, limit in wanted])
 
-    patch(FirstTry, "__init__", of_permit)
+    patch(Attempt, "__init__", of_permit)
     patch(Backend, "is_taken", is_taken)
     if left == FIRST:
         return

@@ -27,7 +27,7 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import confirmation, milliseconds
-from django_redislock.rules.forms import FirstTry
+from django_redislock.rules.forms import Attempt
 from django_redislock.rules.keys import channel, lock_keys, prefix_of
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 from django_redislock.rules.stored import NO_MARKERS, renews_flag
@@ -353,7 +353,7 @@ class FirstSteps:
 
     def _was_rung(self, form: Form, connection: Connection) -> bool:
         """Listen for the bell, if we are queued. Returns whether it has handed us the lock."""
-        if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
+        if not isinstance(form, Attempt) or not (seconds := form.seconds_to_listen()) > 0:
             return False
         try:
             self._waiting.add(form.id)
@@ -401,7 +401,7 @@ class FirstSteps:
 
     async def _awas_rung(self, form: Form, connection: AsyncConnection) -> bool:
         """See _was_rung()."""
-        if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
+        if not isinstance(form, Attempt) or not (seconds := form.seconds_to_listen()) > 0:
             return False
         try:
             self._waiting.add(form.id)
@@ -419,7 +419,7 @@ class FirstSteps:
         """The command of a form, without the channel. The parts that never change are cached."""
         head = _head(self._caller.prefix, form.name, form.permit, form.script, form.args)
         token = form.token.encode()
-        if not isinstance(form, FirstTry):
+        if not isinstance(form, Attempt):
             return b"%b$32\r\n%b\r\n" % (head, token)
         terms, owner = form.terms, form.owner.packed
         first, last = _of_terms(terms.first_ttl, form.waits, terms.renews)
@@ -429,7 +429,7 @@ class FirstSteps:
         )
         return command + _of_limit(form.limit) if form.limit > 1 else command
 
-    def confirmation(self, form: FirstTry, permit: int = 1) -> bytes:
+    def confirmation(self, form: Attempt, permit: int = 1) -> bytes:
         """The command that confirms a lease that was handed over to the waiter of a form."""
         head = _head(self._caller.prefix, form.name, permit, scripts.RENEW, 3)
         last = _of_confirmation(form.terms.first_ttl, form.terms.renews)

@@ -44,15 +44,15 @@ def changed(
             return end.value
 
 
-def acquire_without_undo(request, now):
+def acquire_without_undo(attempt, now):
     """Without R4: an acquire that was interrupted or not answered just ends."""
     try:
-        return (yield from flows._acquire(request, now))
+        return (yield from flows._acquire(attempt, now))
     except (Unanswered, Refused) as error:
-        raise LockUnavailable(request.name, error.problem) from error
+        raise LockUnavailable(attempt.name, error.problem) from error
 
 
-def acquire_trusting_its_undo(request, now):
+def acquire_trusting_its_undo(attempt, now):
     """A token is used again although nobody knows whether its undo is still on its way.
 
     And the undo does not say which grant it is to end.
@@ -69,12 +69,12 @@ def acquire_trusting_its_undo(request, now):
             return Answer(0, error.sent, error.now)
         return None
 
-    return changed(flows.acquire(request, now), step_of, error_of=error_of)
+    return changed(flows.acquire(attempt, now), step_of, error_of=error_of)
 
 
-def acquire_believing_old_bells(request, now):
+def acquire_believing_old_bells(attempt, now):
     """Without R2 for hand-overs: a bell is a grant from when it is heard."""
-    flow = flows.acquire(request, now)
+    flow = flows.acquire(attempt, now)
     step = next(flow)
     while True:
         try:
@@ -82,7 +82,8 @@ def acquire_believing_old_bells(request, now):
             if isinstance(step, Listen) and tuple(answer.words[:1]) == ("granted",):
                 deadline = answer.now + flows.CONFIRM_WITHIN
                 flow.close()
-                return Granted(int(answer.words[2]), deadline, answer.now, answer.now + request.ttl)
+                ends = answer.now + attempt.terms.first_ttl
+                return Granted(int(answer.words[2]), deadline, answer.now, ends)
             step = flow.send(answer)
         except StopIteration as end:
             return end.value
@@ -90,9 +91,9 @@ def acquire_believing_old_bells(request, now):
             step = flow.throw(error)
 
 
-def acquire_leaving_its_late_try(request, now):
+def acquire_leaving_its_late_try(attempt, now):
     """Without R4 for a try that was not answered, if a later one finds that the lock is taken."""
-    flow, is_over = flows.acquire(request, now), False
+    flow, is_over = flows.acquire(attempt, now), False
     step, answer = next(flow), None
     while True:
         resume = flow.send
@@ -115,15 +116,15 @@ def hand_over_without_undo(over):
     return "" if reason else over.next_id
 
 
-def acquire_confirming_by_asking(request, now):
+def acquire_confirming_by_asking(attempt, now):
     """A hand-over is confirmed by a command that also grants, and may arrive after the release."""
 
     def step_of(step):
         if isinstance(step, Tell):
-            return Tell(*flows._acquire_call(request, "try", b"0", 0.0, 1.0)[:3])
+            return Tell(*attempt.call("try", b"0", 0.0, 1.0)[:3])
         return step
 
-    return changed(flows.acquire(request, now), step_of)
+    return changed(flows.acquire(attempt, now), step_of)
 
 
 def instead(text, by, *more):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Busy, Ending, Granted, HandOver, Request
+from django_redislock.rules.flows import Busy, Ending, Granted, HandOver
 from django_redislock.rules.lease_state import LeaseState, Renewal
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Answer, Bell, Call, Listen, Pause, Tell
@@ -23,8 +23,10 @@ from django_redislock.rules.stored import Owner
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
 from tests.rules.model.promises import Violation, belongs, check_command, check_end
 from tests.rules.model.server import Server
+from tests.support.attempts import the_attempt
 
 if TYPE_CHECKING:
+    from django_redislock.rules.forms import Attempt
     from django_redislock.rules.scripts import Script
     from tests.rules.model.server import Kept
 
@@ -103,7 +105,7 @@ class Setup:
     limits: tuple[int, ...] = ()
     batons: bool = False
     instead: Mapping[Script, Script] = field(default_factory=dict)
-    acquire: Callable[[Request, float], flows.Flow[Any]] = flows.acquire
+    acquire: Callable[[Attempt, float], flows.Flow[Any]] = flows.acquire
     hand_over: Callable[[HandOver], flows.Flow[str]] = hand_over
     sent_at_reply: bool = False
 
@@ -297,16 +299,17 @@ class World:
         if client.phase == "idle" and not self._has_an_untried_twin(state, who):
             wait = self.setup.waits[who]
             token = _token(who, client.round)
-            request = Request(
-                *(NAME, token, _id(token), OWNER, TTL, wait, OPERATION_TIMEOUT),
-                limit=self.setup.limit_of(who),
-            )
-            node = self.book.start(self.setup.acquire, state.now, request, state.now)
+            asked = {"ttl": TTL, "operation_timeout": OPERATION_TIMEOUT}
+            limit = self.setup.limit_of(who)
+            wanted = the_attempt(NAME, token, _id(token), OWNER, wait=wait, limit=limit, **asked)
+            node = self.book.start(self.setup.acquire, state.now, wanted, state.now)
             asking = client._replace(phase="acquiring", bells=())
             yield f"{who} asks", self._reached(_with(state, who, asking), who, node)
             if state.baton:
-                request = request._replace(id=state.baton, wait=0.0, takes_up=True)
-                node = self.book.start(self.setup.acquire, state.now, request, state.now)
+                wanted = the_attempt(
+                    *(NAME, token, state.baton, OWNER), script=scripts.TAKE_UP, **asked
+                )
+                node = self.book.start(self.setup.acquire, state.now, wanted, state.now)
                 yield f"{who} takes it up", self._reached(_with(state, who, asking), who, node)
         elif client.phase == "holding" and not client.checked:
             yield self._release(state, who, client)

@@ -1,0 +1,53 @@
+"""Attempts at a lock as the flows take them, with a token and an id that the test knows."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from django_redislock.rules.forms import Attempt
+from django_redislock.rules.lease_state import certain_for
+from django_redislock.rules.options import ONE_TRY, Terms
+from django_redislock.rules.stored import NO_MARKERS
+
+
+def attempt(
+    name,
+    token,
+    id,  # noqa: A002
+    owner,
+    *,
+    ttl,
+    operation_timeout,
+    wait=0.0,
+    replicas=0,
+    markers=NO_MARKERS,
+    renews=False,
+    unavailable_after=math.inf,
+    limit=1,
+    **more,
+):
+    """An attempt; *more* are further attributes of it."""
+    terms = Terms(
+        ttl=ttl,
+        first_ttl=ttl,
+        wait=wait,
+        renew=renews,
+        max_hold=math.inf,
+        operation_timeout=operation_timeout,
+        unavailable_after=unavailable_after,
+        release_before_commit="warn",
+        renews=renews,
+        certain=certain_for(ttl),
+        one_try=ONE_TRY * operation_timeout,
+        limit=limit,
+    )
+    made = Attempt(name, owner, terms, replicas, markers)
+    vars(made).update(token=token, id=id, **more)
+    return made
+
+
+@cache
+def the_attempt(*args, **kwargs):
+    """The same attempt for the same arguments, so that it can be a part of a key."""
+    return attempt(*args, **kwargs)
