@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.base import Backend
     from django_redislock.held_lock import State
-    from django_redislock.rules.options import Seconds
+    from django_redislock.options import Seconds
     from django_redislock.rules.replies import LookReply
 
 LONGEST_HOLD = 30 * 86400.0  # Seconds: people forget a longer hold.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, Unpack
 
 from django_redislock import logs, misuse
 from django_redislock.backends.registry import backends
@@ -18,9 +18,15 @@ from django_redislock.misuse import (
     finished,
     is_awaited,
     is_decorated,
-    misspelt,
     nameless,
     without_transaction,
+)
+from django_redislock.options import (
+    LockArguments,
+    TakingUpArguments,
+    checked,
+    lock_options,
+    taking,
 )
 from django_redislock.rules.limit import Limit, check_limits, each_once
 from django_redislock.rules.names import (
@@ -31,13 +37,10 @@ from django_redislock.rules.names import (
     formatter,
     in_order,
     several_names,
-    signature_of,
 )
-from django_redislock.rules.options import DEFAULT_ALIAS, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Coroutine, Mapping
     from types import TracebackType
 
     from django_redislock.backends.base import Backend
@@ -46,8 +49,6 @@ if TYPE_CHECKING:
     from django_redislock.rules.forms import Attempt
     from django_redislock.rules.options import Options
     from django_redislock.rules.steps import Flow
-
-    Seconds = float | timedelta
 
 
 logger = logs.logger("django_redislock")
@@ -58,37 +59,8 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 
-def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """If the arguments of a decorator cannot be right, let the error show the line to write."""
-    known = list(signature_of(make).parameters)
-
-    @functools.wraps(make)
-    def explaining_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            return make(*args, **kwargs)
-        except TypeError:
-            if not (problem := misspelt(make.__name__, known, args, kwargs)):
-                raise
-        raise TypeError(problem)
-
-    return explaining_call
-
-
-@explaining
-def distributed_lock(
-    *names: str,
-    ttl: Seconds | None = None,
-    wait: Seconds | None = None,
-    renew: bool | None = None,
-    max_hold: Seconds | None = None,
-    min_hold: Seconds | None = None,
-    reentrant: bool = False,
-    limit: int | None = None,
-    limits: Sequence[Limit] | None = None,
-    using: str = DEFAULT_ALIAS,
-    atomic: bool | str = False,
-    release_on_commit: bool = False,
-) -> Lock:
+@taking(LockArguments)
+def distributed_lock(*names: str, **options: Unpack[LockArguments]) -> Lock:
     """A lock shared by all processes and machines that use the same server and name.
 
     With several names, ``distributed_lock("account:1", "account:2")``, it takes all or none, in
@@ -104,57 +76,43 @@ def distributed_lock(
         names: The names of the locks: each 1 to 200 bytes of UTF-8 without control characters.
             Above a function they are format strings over its arguments: "report:{report_id}". A
             name given twice is taken once.
-        ttl: How long the lease lasts unless renewed. If the holder dies, the lock is free by then.
-        wait: How long to wait for the lock, or for all names together; 0 does not wait, math.inf
-            waits for ever.
-        renew: Whether the lease is renewed, every ttl/3, while it is held.
-        max_hold: How long the lease is renewed at most, so that a body that hangs does not keep the
-            lock for ever.
-        min_hold: After a success the lock stays taken at least this long, counted from the grant.
-            None means 0.
-        reentrant: Whether a thread or asyncio task that holds the lock may take it again. With a
-            limit, it has the same permit then; without reentrant, it may take a second permit.
-        limit: How many holders the lock has at most, 1 to 1,000. Each has a lease of its own, for
-            the permit with the number ``lease.permit``. All permits share one queue: first come,
-            first served. Write the same limit wherever the lock is taken. With several names, each
-            has this limit.
-        limits: In place of names and a limit: locks with a limit each. Write the narrowest first,
-            so that nobody keeps a wide one while waiting for a narrow one. Write the same order
-            everywhere. Above a function, names are format strings over its arguments, and a number
-            may be a function of them.
-        using: Alias in REDISLOCK.
-        atomic: Whether the block is a transaction too, see Lease.atomic(); a string is the alias in
-            DATABASES. The commit comes before the release.
-        release_on_commit: Whether a release waits for the end of an open transaction: the commit or
-            rollback of the outermost atomic(). Blocking code only.
+        {options}
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
         TypeError: There is no name, or an argument is unknown.
         ValueError: An argument is of the wrong type or out of range, or excludes another.
     """
-    given = ttl, wait, renew, max_hold, min_hold, reentrant, using, atomic, release_on_commit, limit
+    limits = options.pop("limits", None)
     try:
-        options = options_of(*given)
-    except TypeError:  # An argument that cannot be hashed; the check says which.
-        options = options_of.__wrapped__(*given)
+        how = lock_options(**options)
+    except TypeError:  # An argument that cannot be hashed, or is unknown; the check says which.
+        how = lock_options.__wrapped__(**options)
     if limits is not None:
-        if names or limit is not None:
+        if names or how.limit is not None:
             raise ValueError(
                 "limits=[...] has the names and how many may hold each: leave out names and limit"
                 " beside it."
             )
-        return JointLock(check_limits(limits), options)
+        return JointLock(check_limits(limits), how)
     if len(names) != 1:
-        return JointLock(several_names(names), options)
+        try:
+            return JointLock(several_names(names), how)
+        except TypeError:
+            if not names:
+                raise
+        raise TypeError(
+            "distributed_lock takes only names by position: say what the other arguments are, as in"
+            " distributed_lock('report', ttl=30, wait=5)."
+        )
     (name,) = names
     try:
-        checked = checked_name(name, template="{" in name)
+        known = checked_name(name, template="{" in name)
     except TypeError:
         if is_decorated(name):
             raise nameless(name) from None
-        checked = check_name(name)  # Its error says that the name is no string.
-    return Lock(checked, options)
+        known = check_name(name)  # Its error says that the name is no string.
+    return Lock(known, how)
 
 
 class Lock(Holds):
@@ -489,35 +447,27 @@ class JointLock(Lock, JointHolds):
 # The other half is ``Lease.hand_over()`` in lease.py.
 
 
-def take_up(
-    baton: str,
-    *,
-    ttl: Seconds | None = None,
-    renew: bool | None = None,
-    max_hold: Seconds | None = None,
-    min_hold: Seconds | None = None,
-    atomic: bool | str = False,
-    release_on_commit: bool = False,
-) -> Lock:
+@taking(TakingUpArguments)
+def take_up(baton: str, **options: Unpack[TakingUpArguments]) -> Lock:
     """The lock that ``lease.hand_over()`` has handed over; nobody else has had it meanwhile.
 
     Use it as ``with take_up(baton) as lease:``, as ``async with``, or by its ``acquire()`` and
     ``release()``. The lease has a greater fence than the one that was handed over. Making the lock
     does no I/O, and taking it up never waits. A baton can be taken up once: entering the block, or
     ``acquire()``, raises LockLost if it was taken up before, is too old, or was released by force.
+    Durations count from then on.
 
     Args:
         baton: The result of ``hand_over()``.
-        ttl, renew, max_hold, min_hold, atomic, release_on_commit: As of distributed_lock(), for the
-            lease that is taken up. Durations count from then on.
+        {options}
 
     Raises:
         ValueError: The baton was changed, signed with another SECRET_KEY, or made by a newer
             version; or an argument is of the wrong type or out of range.
     """
     read = Baton.read(baton)
-    given = ttl, 0, renew, max_hold, min_hold, False, read.alias, atomic, release_on_commit
-    return TakingUp(read, options_of.__wrapped__(*given, read.limit))
+    given = checked(TakingUpArguments, options, "take_up")
+    return TakingUp(read, lock_options(**given, wait=0, using=read.alias, limit=read.limit))
 
 
 class TakingUp(Lock):

@@ -24,41 +24,12 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-# Arguments of other libraries, and their names here.
-_CALLED_HERE = {
-    "timeout": "ttl=, how long the lease lasts unless renewed, or wait=, how long to wait for it",
-    "expire": "ttl=, how long the lease lasts unless renewed",
-    "name": "the name by position, as in distributed_lock('report')",
-    "blocking": "wait=, how long to wait for it; 0 tries once",
-    "blocking_timeout": "wait=, how long to wait for it; 0 tries once",
-}
-
-
 # Queues whose tasks are objects of their own, by module, and the decorator that makes them.
 _TASKS = {
     "dramatiq": ("an actor of dramatiq", "@dramatiq.actor"),
     "huey": ("a task of huey", "@huey.task()"),
     "procrastinate": ("a task of procrastinate", "@app.task"),
 }
-
-
-def misspelt(of: str, known: list[str], args: tuple[object, ...], kwargs: Any) -> str:
-    """What is wrong with the arguments of a decorator; "" if that is not known.
-
-    Args:
-        of: The name of the decorator.
-        known: The names of its parameters.
-        args: Its arguments by position.
-        kwargs: Its arguments by name.
-    """
-    unknown = next((name for name in kwargs if name not in known), "")
-    if len(args) > 1 and not unknown:
-        return (
-            f"{of} takes only names by position: say what the other arguments are, as"
-            f" in {of}('report', ttl=30, wait=5)."
-        )
-    here = _CALLED_HERE.get(unknown, f"one of {', '.join(known[1:])}")
-    return unknown and f"{of} takes no argument {unknown!r}; pass {here}."
 
 
 def is_decorated(first: object) -> bool:

@@ -166,7 +166,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
                 f"Its aliases are: {', '.join(map(repr, known)) or 'none'}.",
             )
             return
-        terms = terms_of(options.lock_options, conf(options.using))
+        terms = terms_of(options.lock, conf(options.using))
         yield from _check_newest(task)
     except ImproperlyConfigured:
         return  # The checks of the settings say so.

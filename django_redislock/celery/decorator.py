@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, overload
 
 from celery import Task
 from celery._state import _get_active_apps, connect_on_app_finalize  # See _make_task().
@@ -15,9 +15,9 @@ from celery.local import Proxy
 
 from django_redislock.celery.message import call_of_id, carried, carrying, visibility_timeout
 from django_redislock.celery.options import (
-    HOUR,
     NEWEST,
     SingleInstance,
+    TaskArguments,
     inherited,
     merge,
     naming,
@@ -44,29 +44,24 @@ from django_redislock.exceptions import RunAbandoned
 from django_redislock.jobs.run import RECOGNISED_FOR, current_lease
 from django_redislock.lease import Baton
 from django_redislock.misuse import runs_later
+from django_redislock.options import taking
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import Written, check_name, signature_of
-from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Mapping
     from typing import Concatenate, Generic, ParamSpec, TypeVar
 
     from celery import Celery
     from celery.canvas import Signature
     from celery.result import AsyncResult as Result  # SingleInstanceTask has a method of that name.
 
-    from django_redislock.celery.options import Conflict
+    from django_redislock.celery.options import TaskOptions
     from django_redislock.jobs.options import Skipped
     from django_redislock.lease import Lease
-    from django_redislock.monitors import Monitor
-    from django_redislock.rules.limit import Limit
+    from django_redislock.options import Seconds
 
-    Seconds = float | timedelta
-    OnConflict = Literal["skip", "raise", "retry", "wait"]
-    OnUnavailable = Literal["raise", "retry", "run"]
     Parameters = ParamSpec("Parameters")
     Returned = TypeVar("Returned")
 
@@ -103,7 +98,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         if run is Task.run or body.__module__ == _OF_CELERY:
             return  # It is abstract; or one of Celery's own tasks, of an app with our class.
         _check_body(body)
-        options = cls.single_instance_options = SingleInstance.parse(inherited(cls))
+        options = cls.single_instance_options = SingleInstance(**inherited(cls))
         options.check_redelivered(vars(cls))
         how = partial(naming, run=body, bound=bound, validation=validation_of(unguarded))
         named = how(options.limits[0].name if options.limits else options.key)
@@ -341,60 +336,35 @@ def single_instance_task(
 
 @overload
 def single_instance_task(
-    ttl: Seconds | None = None,
-    *,
-    bind: Literal[True],
-    key: str | Callable[..., str] | None = None,
-    wait: Seconds | None = None,
-    renew: bool | None = None,
-    max_hold: Seconds | None = None,
-    min_hold: Seconds = 0,
-    once: Seconds | Literal["database"] = 0,
-    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
-    conflict_deadline: Seconds = HOUR,
-    on_unavailable: OnUnavailable = "raise",
-    monitor: Monitor | Sequence[Monitor] | None = None,
-    abort_on_lost: bool = False,
-    limit: int | None = None,
-    limits: Sequence[Limit] | None = None,
-    unique_queued: bool | Literal["newest"] = False,
-    queued_ttl: Seconds = HOUR,
-    queued_headers: Sequence[str] | None = None,
-    give_up_after: int | None = None,
-    using: str = DEFAULT_ALIAS,
-    atomic: bool | str = False,
-    **task_options: Any,
+    first: Seconds | None = None, /, *, bind: Literal[True], **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[Concatenate[Any, Parameters], Returned]], TaskOf[Parameters, Returned]]: ...
 
 
 @overload
 def single_instance_task(
-    ttl: Seconds | None = None,
-    *,
-    bind: Literal[False] = False,
-    key: str | Callable[..., str] | None = None,
-    wait: Seconds | None = None,
-    renew: bool | None = None,
-    max_hold: Seconds | None = None,
-    min_hold: Seconds = 0,
-    once: Seconds | Literal["database"] = 0,
-    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
-    conflict_deadline: Seconds = HOUR,
-    on_unavailable: OnUnavailable = "raise",
-    monitor: Monitor | Sequence[Monitor] | None = None,
-    abort_on_lost: bool = False,
-    limit: int | None = None,
-    limits: Sequence[Limit] | None = None,
-    unique_queued: bool | Literal["newest"] = False,
-    queued_ttl: Seconds = HOUR,
-    queued_headers: Sequence[str] | None = None,
-    give_up_after: int | None = None,
-    using: str = DEFAULT_ALIAS,
-    atomic: bool | str = False,
-    **task_options: Any,
+    first: Seconds | None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[Parameters, Returned]], TaskOf[Parameters, Returned]]: ...
 
 
+# Options of its own may be those of its base class, so here they are not checked.
+@overload
+def single_instance_task(
+    first: Seconds | None = None, /, *, base: type[Any], bind: Literal[True], **options: Any
+) -> Callable[[Callable[Concatenate[Any, Parameters], Returned]], TaskOf[Parameters, Returned]]: ...
+
+
+@overload
+def single_instance_task(
+    first: Seconds | None = None,
+    /,
+    *,
+    base: type[Any],
+    bind: Literal[False] = False,
+    **options: Any,
+) -> Callable[[Callable[Parameters, Returned]], TaskOf[Parameters, Returned]]: ...
+
+
+@taking(TaskArguments)
 def single_instance_task(first: Any = None, /, **options: Any) -> Any:
     """Make a Celery task of which one run happens at a time. Write it in place of @shared_task.
 
@@ -402,54 +372,7 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
     positional number is the ttl. Durations are seconds or a timedelta; None means the setting.
 
     Args:
-        key: Name of the lock: a format string over the task's arguments, defaults applied, or a
-            function of them. Default: the task's full name.
-        ttl: How long the lease lasts unless renewed. If the worker dies, the lock is free by then.
-        wait: How long to queue for the lock with on_conflict="wait".
-        renew: Whether the lease is renewed, every ttl/3, while the body runs.
-        max_hold: How long the lease is renewed at most.
-        min_hold: After a success the lock stays taken at least this long, counted from the grant,
-            so that a host whose clock is late does not run the job again. After a failure it is
-            free at once.
-        once: After a success, later runs are skipped for this long. A failure leaves it free.
-            "database" commits a row together with the writes of the body, and skips later runs
-            until that row is deleted; it needs atomic.
-        on_conflict: What a run does if the lock is not free. "skip" returns a marked value,
-            ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``, or "cooling" with
-            "by" and "ago" if min_hold keeps the lock after another run. "raise" raises LockTimeout.
-            "retry" comes back later, until conflict_deadline, then skips. "wait" queues for the
-            lock in its worker slot, then skips. A function gets a Conflict, and its return value is
-            the result.
-        conflict_deadline: How long "retry" keeps coming back, or "wait" with unique_queued.
-        on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
-            "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
-        monitor: A Monitor of django_redislock.monitors, or a list of them, such as
-            ``Ping(url)`` or ``Sentry("nightly")``. It is told of the start and end of each run
-            that is not skipped; the lock does not wait for it.
-        abort_on_lost: Whether, once the lease is lost, the next current_lease(), self.lease or
-            ensure_held() ends the body with LockLost.
-        limit: How many runs may happen at a time, first come first served. Each has a permit with a
-            number, current_lease().permit.
-        limits: In place of a key and a limit: a list of Limit, the narrowest first; see
-            distributed_lock(). A run takes all or none. The first one names the lock, for records.
-            Tasks that name the same limit share it.
-        unique_queued: Whether at most one call per key waits in the queue. Another call is not
-            published then; it returns the AsyncResult of the waiting one. That one runs with its
-            own arguments, or with "newest" with those of the last call that it stands for. It
-            counts as waiting until its body starts, also if it finds the lock busy and goes back to
-            the queue. It stands for no call that would run earlier or expire later, or that goes
-            to another queue, with another priority or with other headers. The result's
-            ``published`` says whether its call was published.
-        queued_ttl: How long a call counts as waiting in the queue without any news of it, from when
-            it is due.
-        queued_headers: Names of the headers of messages in which calls for which one waits must be
-            alike, such as that of a tenant. Default: all headers but Celery's and those of traces.
-        give_up_after: How many times a call may start and never end, as when its worker is killed
-            for want of memory. After that it fails with RunAbandoned, and is not started again. It
-            needs acks_late. None starts the call at each delivery.
-        using: Alias in REDISLOCK.
-        atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
-            DATABASES. The commit comes before the release.
+        {options}
 
     Raises:
         TypeError, ValueError: An option is unknown, of the wrong type, out of range or useless with
@@ -484,7 +407,7 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     ours, theirs = split(options)
     base = theirs.pop("base", None)
     # Check now, at the line that is wrong, not when the app is set up.
-    checked = SingleInstance.parse(merge([inherited(base or Task), ours]))
+    checked = SingleInstance(**merge([inherited(base or Task), ours]))
     checked.check_redelivered(theirs)
     bound = bool(theirs.get("bind"))
     how = partial(naming, run=function, bound=bound)

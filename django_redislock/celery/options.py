@@ -8,18 +8,30 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from inspect import getclosurevars, isfunction
 from string import Formatter
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypedDict,
+    get_args,
+    get_type_hints,
+)
 
 from celery import Task
 
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.jobs.options import Conflict as JobConflict
-from django_redislock.jobs.options import JobOptions
+from django_redislock.jobs.options import JobOptions, RunArguments, one_of
+from django_redislock.options import Option, Seconds, options_in
+from django_redislock.rules.arguments import flag, seconds
 from django_redislock.rules.names import (
     check_name,
     check_shared,
@@ -29,7 +41,7 @@ from django_redislock.rules.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     Naming = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 
@@ -46,62 +58,218 @@ class Conflict(JobConflict):
     task: Task
 
 
-@dataclass(frozen=True, kw_only=True)
+def _key(value: object, argument: str) -> Any:
+    if isinstance(value, str) or callable(value):
+        return value
+    raise ValueError(
+        f"{argument} must be a format string over the task's arguments, or a function of them,"
+        f" not {value!r}."
+    )
+
+
+def _newest_or_flag(value: object, argument: str) -> Any:
+    if value == NEWEST or isinstance(value, bool):
+        return value
+    raise ValueError(
+        f'{argument} must be True, "newest" or False, not {value!r}: the call that waits runs with'
+        " its own arguments, or with those of the last call."
+    )
+
+
+def _headers(value: object, argument: str) -> tuple[str, ...]:
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise ValueError(
+        f"{argument} must be a list of the names of headers that belong to a call's identity,"
+        f' such as ["_schema_name"], not {value!r}.'
+    )
+
+
+def _starts(value: object, argument: str) -> int:
+    if type(value) is int and value >= 1:
+        return value
+    raise ValueError(
+        f"{argument} must be an integer, at least 1, not {value!r}: how many starts of a call may"
+        " kill their worker."
+    )
+
+
+class TaskArguments(RunArguments, total=False):
+    """What @single_instance_task takes, besides the options of Celery."""
+
+    key: Annotated[
+        str | Callable[..., str] | None,
+        Option(
+            "The lock's name: a format string over the task's arguments, defaults applied, or a"
+            " function of them. Default: the task's full name.",
+            _key,
+        ),
+    ]
+    on_conflict: Annotated[
+        Literal["skip", "raise", "retry", "wait"] | Callable[[Conflict], Any],
+        Option(
+            'What a run does if the lock is not free: ``"skip"``, ``"raise"``, ``"retry"``,'
+            ' ``"wait"``, or a function. "skip" returns a marked value, ``{"skipped": "busy",'
+            ' "lock": name, "holder": "host:pid task-id"}``. "raise" raises LockTimeout. "retry"'
+            ' comes back later, until conflict_deadline, then skips. "wait" queues for the lock in'
+            " its worker slot, then skips. A function gets a Conflict, and its return value is the"
+            " result.",
+            one_of,
+            "skip",
+            choices=("skip", "raise", "retry", "wait"),
+            functions=True,
+        ),
+    ]
+    conflict_deadline: Annotated[
+        Seconds,
+        Option(
+            'How long ``"retry"`` keeps coming back, or ``"wait"`` with unique_queued.',
+            seconds,
+            HOUR,
+        ),
+    ]
+    on_unavailable: Annotated[
+        Literal["raise", "retry", "run"],
+        Option(
+            'What a run does if Redis cannot answer: ``"raise"``, ``"retry"`` or ``"run"``.'
+            ' "raise" raises LockUnavailable. "retry" comes back until conflict_deadline, then'
+            ' raises. "run" runs without the lock, logged at ERROR.',
+            one_of,
+            "raise",
+            choices=("raise", "retry", "run"),
+        ),
+    ]
+    abort_on_lost: Annotated[
+        bool,
+        Option(
+            "Whether, once the lease is lost, the next current_lease(), self.lease or"
+            " ensure_held() ends the body with LockLost.",
+            flag,
+            False,
+        ),
+    ]
+    unique_queued: Annotated[
+        bool | Literal["newest"],
+        Option(
+            "Whether at most one call per key waits in the queue. Another call is not published"
+            " then; it returns the AsyncResult of the waiting one. That one runs with its own"
+            ' arguments, or with "newest" with those of the last call that it stands for. It'
+            " counts as waiting until its body starts, also if it finds the lock busy and goes back"
+            " to the queue. It stands for no call that would run earlier or expire later, or that"
+            " goes to another queue, with another priority or with other headers. The result's"
+            " ``published`` says whether its call was published.",
+            _newest_or_flag,
+            False,
+        ),
+    ]
+    queued_ttl: Annotated[
+        Seconds,
+        Option(
+            "How long a call counts as waiting in the queue without any news of it, from when it"
+            " is due.",
+            seconds,
+            HOUR,
+            least=1.0,
+        ),
+    ]
+    queued_headers: Annotated[
+        Sequence[str] | None,
+        Option(
+            "Names of the headers of messages in which calls for which one waits must be alike,"
+            " such as that of a tenant. Default: all headers but Celery's and those of traces.",
+            _headers,
+        ),
+    ]
+    give_up_after: Annotated[
+        int | None,
+        Option(
+            "How many starts of a call may kill their worker before it is given up. Then it fails"
+            " with RunAbandoned, and is not started again. It needs acks_late. None starts the call"
+            " at each delivery.",
+            _starts,
+        ),
+    ]
+
+
+OPTIONS = frozenset(options_in(TaskArguments))
+
+
+class CeleryOptions(TypedDict, total=False):
+    """What Celery's decorators take: attributes of a task, and some that are none."""
+
+    Request: type[Any] | str
+    Strategy: str
+    acks_late: bool
+    acks_on_failure: bool | None
+    acks_on_failure_or_timeout: bool
+    acks_on_timeout: bool | None
+    autoretry_for: Sequence[type[BaseException]]
+    base: type[Any]
+    compression: str | None
+    default_retry_delay: float
+    delivery_mode: int | str
+    dont_autoretry_for: Sequence[type[BaseException]]
+    exchange: str
+    expires: float | datetime | None
+    ignore_result: bool
+    immediate: bool
+    mandatory: bool
+    max_retries: int | None
+    name: str
+    priority: int | None
+    pydantic: bool
+    pydantic_context: dict[str, Any] | None
+    pydantic_dump_kwargs: dict[str, Any] | None
+    pydantic_strict: bool
+    queue: str
+    rate_limit: str | float | None
+    reject_on_worker_lost: bool | None
+    resultrepr_maxsize: int
+    retry_backoff: bool | int
+    retry_backoff_max: int
+    retry_jitter: bool
+    retry_kwargs: dict[str, Any]
+    retry_on_worker_lost: bool | None
+    routing_key: str
+    send_events: bool
+    serializer: str
+    soft_time_limit: float | None
+    store_eager_result: bool
+    store_errors_even_if_ignored: bool
+    throws: Sequence[type[BaseException]]
+    time_limit: float | None
+    track_started: bool
+    trail: bool
+    typing: bool
+
+
+class TaskOptions(TaskArguments, CeleryOptions, total=False):
+    """All that @single_instance_task takes."""
+
+
+@dataclass(frozen=True, init=False)
 class SingleInstance(JobOptions):
-    """The options of single_instance_task, checked. Durations are seconds."""
+    """The options of single_instance_task, checked; see JobOptions."""
 
-    key: str | Callable[..., str] | None = None
-    conflict_deadline: float = HOUR
-    abort_on_lost: bool = False
-    unique_queued: bool | Literal["newest"] = False
-    queued_ttl: float = HOUR
-    queued_headers: tuple[str, ...] | None = None
-    give_up_after: int | None = None
+    key: str | Callable[..., str] | None
+    conflict_deadline: float
+    abort_on_lost: bool
+    unique_queued: bool | Literal["newest"]
+    queued_ttl: float
+    queued_headers: tuple[str, ...] | None
+    give_up_after: int | None
 
-    conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "retry", "wait")
-    unavailable_policies: ClassVar[tuple[str, ...]] = ("raise", "retry", "run")
-    durations: ClassVar[Mapping[str, float]] = {
-        **JobOptions.durations,
-        "conflict_deadline": 0.0,
-        "queued_ttl": 1.0,
-    }
-    flags: ClassVar[tuple[str, ...]] = ("renew", "abort_on_lost")
+    arguments: ClassVar[type] = TaskArguments
+    taken_by: ClassVar[str] = "single_instance_task"
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """See JobOptions.parse()."""
-        unique_queued = raw.get("unique_queued")
-        if not (
-            unique_queued is None or unique_queued == NEWEST or isinstance(unique_queued, bool)
-        ):
-            raise ValueError(
-                f'unique_queued must be True, "newest" or False, not {unique_queued!r}: the call'
-                " that waits runs with its own arguments, or with those of the last call."
-            )
-        key = raw.get("key")
-        if not (key is None or isinstance(key, str) or callable(key)):
-            raise ValueError(
-                f"key must be a format string over the task's arguments, or a function of them,"
-                f" not {key!r}."
-            )
-        most = raw.get("give_up_after")
-        if most is not None and (type(most) is not int or most < 1):
-            raise ValueError(
-                f"give_up_after must be an integer, at least 1, not {most!r}: how many starts of a"
-                " call may kill their worker."
-            )
-        if (headers := raw.get("queued_headers")) is not None:
-            raw = {**raw, "queued_headers": _check_headers(headers)}
-        parsed = super().parse(raw)
-        parsed.check_answered()
-        if isinstance(key, str):
-            parsed.check_named(key)
-        return parsed
-
-    @classmethod
-    def unknown(cls, names: Iterable[str]) -> str:
-        """The message about options that are neither ours nor Celery's."""
-        return _unknown(names, OPTIONS)
+    def __init__(self, **given: Any) -> None:
+        """See JobOptions."""
+        if unknown := [name for name in given if name not in OPTIONS]:
+            raise TypeError(_unknown(unknown, OPTIONS))
+        super().__init__(**given)
+        self.check_answered()
+        if isinstance(self.key, str):
+            self.check_named(self.key)
 
     def check_redelivered(self, task: Mapping[str, Any]) -> None:
         """Refuse give_up_after for a *task*, given by its attributes, without acks_late.
@@ -135,9 +303,6 @@ class SingleInstance(JobOptions):
         super().check_together(given)
 
 
-OPTIONS = SingleInstance.names()
-
-
 # Options that serve others: which they serve, and whether they are of use with these options.
 _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
     "wait": ({"on_conflict"}, lambda options: options.get("on_conflict") == "wait"),
@@ -151,15 +316,6 @@ _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
     "queued_ttl": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
     "queued_headers": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
 }
-
-
-def _check_headers(names: Any) -> tuple[str, ...]:
-    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-        return tuple(names)
-    raise ValueError(
-        "queued_headers must be a list of the names of headers that belong to a call's identity,"
-        f' such as ["_schema_name"], not {names!r}.'
-    )
 
 
 def inherited(cls: type) -> dict[str, Any]:
@@ -226,18 +382,6 @@ def _is_behaviour(value: Any) -> bool:
     return callable(value) or hasattr(value, "__get__")
 
 
-# What Celery's decorators take besides the attributes of a task: options of their own, those of
-# autoretry, and those for publishing (celery.app.task.extract_exec_options).
-_CELERYS_OPTIONS = frozenset(
-    {
-        *("name", "base", "bind", "pydantic", "pydantic_strict", "pydantic_context"),
-        *("pydantic_dump_kwargs", "autoretry_for", "dont_autoretry_for", "retry_kwargs"),
-        *("retry_backoff", "retry_backoff_max", "retry_jitter", "queue", "routing_key", "exchange"),
-        *("immediate", "mandatory", "delivery_mode", "compression"),
-    }
-)
-
-
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return our options and Celery's, and refuse all others.
 
@@ -247,12 +391,12 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         TypeError: An option belongs to nobody.
     """
-    base = options.get("base") or Task
+    base, known = options.get("base") or Task, CeleryOptions.__annotations__
     ours = {name: value for name, value in options.items() if name in OPTIONS}
     theirs = {name: value for name, value in options.items() if name not in OPTIONS}
-    unknown = [name for name in theirs if name not in _CELERYS_OPTIONS and not hasattr(base, name)]
+    unknown = [name for name in theirs if name not in known and not hasattr(base, name)]
     if unknown:
-        raise TypeError(_unknown(unknown, OPTIONS | _CELERYS_OPTIONS))
+        raise TypeError(_unknown(unknown, OPTIONS | known.keys()))
     return ours, theirs
 
 

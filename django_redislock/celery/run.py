@@ -211,7 +211,7 @@ class TaskRun(JobRun):
     def _take_up(self, locks: ExitStack) -> Lease | Busy | Done | Finished | None:
         baton = Baton.read(self.baton)
         check_baton(baton, self.name, self.options)
-        how = self.options.lock_options._replace(wait=0)
+        how = self.options.lock._replace(wait=0)
         lock = self._lock = TakingUp(baton, how, self.marker, template=self.template)
         locks.push(lock)
         outcome = None

@@ -6,14 +6,13 @@ import functools
 import inspect
 import sys
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from asgiref.sync import AsyncToSync
 
 from django_redislock.holder import Activity
-from django_redislock.jobs.options import JobOptions
+from django_redislock.jobs.options import JobArguments, JobOptions
 from django_redislock.jobs.run import JobRun, Named
-from django_redislock.lock import explaining
 from django_redislock.misuse import (
     check_decorated,
     finished,
@@ -21,22 +20,15 @@ from django_redislock.misuse import (
     is_decorated,
     without_transaction,
 )
+from django_redislock.options import taking
 from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import Written, check_name, formatter
-from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Coroutine
 
-    from django_redislock.jobs.options import Conflict, Skipped
+    from django_redislock.jobs.options import Skipped
     from django_redislock.jobs.run import NameOf
-    from django_redislock.monitors import Monitor
-    from django_redislock.rules.limit import Limit
-
-    Seconds = float | timedelta
-    OnConflict = Literal["skip", "raise", "wait"]
-    OnUnavailable = Literal["raise", "run"]
 
 Parameters = ParamSpec("Parameters")
 Inner = ParamSpec("Inner")
@@ -89,43 +81,11 @@ def single_instance(
     function: Callable[Parameters, Returned], /
 ) -> SingleInstanceFunction[Parameters, Returned | Skipped]: ...
 @overload
-def single_instance(
-    name: str | None = None,
-    *,
-    ttl: Seconds | None = None,
-    renew: bool | None = None,
-    max_hold: Seconds | None = None,
-    min_hold: Seconds = 0,
-    once: Seconds | Literal["database"] = 0,
-    atomic: bool | str = False,
-    limit: int | None = None,
-    limits: Sequence[Limit] | None = None,
-    wait: Seconds | None = None,
-    using: str = DEFAULT_ALIAS,
-    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
-    on_unavailable: OnUnavailable = "raise",
-    monitor: Monitor | Sequence[Monitor] | None = None,
-) -> Decorator: ...
+def single_instance(name: str | None = None, **options: Unpack[JobArguments]) -> Decorator: ...
 
 
-@explaining
-def single_instance(
-    name: Any = None,
-    *,
-    ttl: Seconds | None = None,
-    renew: bool | None = None,
-    max_hold: Seconds | None = None,
-    min_hold: Seconds = 0,
-    once: Seconds | Literal["database"] = 0,
-    atomic: bool | str = False,
-    limit: int | None = None,
-    limits: Sequence[Limit] | None = None,
-    wait: Seconds | None = None,
-    using: str = DEFAULT_ALIAS,
-    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
-    on_unavailable: OnUnavailable = "raise",
-    monitor: Monitor | Sequence[Monitor] | None = None,
-) -> Any:
+@taking(JobArguments)
+def single_instance(name: Any = None, **options: Any) -> Any:
     """Let one run of a function happen at a time, anywhere; other runs meanwhile are skipped.
 
     For functions, coroutine functions and methods: ``@single_instance`` or
@@ -139,30 +99,7 @@ def single_instance(
     Args:
         name: Name of the lock: a format string over the function's arguments, defaults applied.
             Default: the module and qualified name of the function, whatever its arguments are.
-        ttl: How long the lease lasts unless renewed. If the process dies, the lock is free by then.
-        renew: Whether the lease is renewed, every ttl/3, while the body runs.
-        max_hold: How long the lease is renewed at most.
-        min_hold: After a success the lock stays taken at least this long, counted from the grant,
-            so that a host whose clock is late does not run the job again.
-        once: After a success, later runs are skipped for this long. A failure leaves it free.
-            "database" commits a row together with the writes of the body, and skips later runs
-            until that row is deleted; it needs atomic.
-        atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
-            DATABASES. The commit comes before the release. Not for coroutine functions.
-        limit: How many runs may happen at a time, first come first served. Each has a permit with a
-            number, current_lease().permit.
-        limits: In place of a name and a limit: a list of Limit, the narrowest first; see
-            distributed_lock(). A run takes all or none. The first one names the lock, for records.
-        wait: How long to queue for the lock with on_conflict="wait"; math.inf waits for ever.
-        using: Alias in REDISLOCK.
-        on_conflict: What a run does if the lock is not free. "skip" returns Skipped. "raise" raises
-            LockTimeout. "wait" queues for the lock, then skips. A function gets a Conflict, and its
-            return value is the result.
-        on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
-            "run" runs without the lock.
-        monitor: A Monitor of django_redislock.monitors, or a list of them, such as
-            ``Ping(url)`` or ``Sentry("nightly")``. It is told of the start and end of each run
-            that is not skipped; the lock does not wait for it.
+        {options}
 
     Raises:
         TypeError, ValueError: An argument is unknown, of the wrong type, out of range or useless
@@ -171,13 +108,12 @@ def single_instance(
         InvalidLockName: The name cannot be a lock's name, or uses an argument that the function
             does not take.
     """
-    given = {argument: value for argument, value in locals().items() if argument != "name"}
     if name is not None and not (isinstance(name, str) or is_decorated(name)):
         check_name(name)  # Its error says that the name is no string.
-    options = JobOptions.parse(given)
+    how = JobOptions(**options)
     if is_decorated(name):
-        return _make_job(name, None, options)
-    return lambda function: _make_job(function, name, options)
+        return _make_job(name, None, how)
+    return lambda function: _make_job(function, name, how)
 
 
 def _make_job(function: Callable[..., Any], name: str | None, options: JobOptions) -> Any:

@@ -5,22 +5,21 @@ Also Conflict, the argument of a function given as on_conflict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import currentframe
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeGuard
 
 from django_redislock.fencing import check_database
 from django_redislock.misuse import generates, is_awaited
 from django_redislock.monitors import Monitor, check_monitors
-from django_redislock.process import cached_property
-from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
-from django_redislock.rules.limit import Limit, check_limits
+from django_redislock.options import Arguments, Option, Seconds, checked, options_in
+from django_redislock.rules.arguments import seconds
 from django_redislock.rules.names import check_limited
-from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
+from django_redislock.rules.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
+    from django_redislock.rules.limit import Limit
 
 # --- skipped: the result of a run that did not happen because of its lock -------------------------
 
@@ -89,93 +88,122 @@ class Conflict:
     cooling: bool  #: Whether it cools down: a run has succeeded, and min_hold keeps it taken.
 
 
-@dataclass(frozen=True, kw_only=True)
+def _database_or_seconds(value: object, argument: str) -> float | str:
+    if value == DATABASE:
+        return DATABASE
+    if isinstance(value, str):
+        raise ValueError(
+            f'{argument} must be a number of seconds, a timedelta or "database", not {value!r}.'
+        )
+    return seconds(value, argument)
+
+
+def one_of(value: object, argument: str, choices: tuple[str, ...], functions: bool = False) -> Any:
+    """Return one of the choices, or a function if such are taken; or raise ValueError."""
+    if value in choices or (functions and callable(value)):
+        return value
+    if value == "retry":
+        raise ValueError(
+            f'{argument}="retry" is for Celery tasks: only a broker brings a call back later. Write'
+            ' on_conflict="wait" with wait=, or make the function a task:'
+            f' @single_instance_task({argument}="retry").'
+        )
+    rest = ", or a function" if functions else ""
+    listed = ", ".join(map(repr, choices))
+    raise ValueError(f"{argument} must be one of {listed}{rest}, not {value!r}.")
+
+
+class RunArguments(Arguments, total=False):
+    """What jobs and tasks take."""
+
+    once: Annotated[
+        Seconds | Literal["database"],
+        Option(
+            "How long later runs are skipped after a success. A failure leaves the work to others."
+            ' "database" commits a row together with the writes of the body, and skips later runs'
+            " until that row is deleted; it needs atomic.",
+            _database_or_seconds,
+            0,
+            shell="TIME",
+        ),
+    ]
+    monitor: Annotated[
+        Monitor | Sequence[Monitor] | None,
+        Option(
+            "Who is told of the start and end of each run that is not skipped: a Monitor, or a"
+            ' list of them. See django_redislock.monitors: ``Ping(url)``, ``Sentry("nightly")``.'
+            " The lock does not wait for them.",
+            lambda value, argument: check_monitors(value),
+        ),
+    ]
+
+
+class JobArguments(RunArguments, total=False):
+    """What @single_instance takes."""
+
+    on_conflict: Annotated[
+        Literal["skip", "raise", "wait"] | Callable[[Conflict], Any],
+        Option(
+            'What a run does if the lock is not free: ``"skip"``, ``"raise"``, ``"wait"``, or a'
+            ' function. "skip" returns Skipped. "raise" raises LockTimeout. "wait" queues for the'
+            " lock, then skips. A function gets a Conflict, and its return value is the result.",
+            one_of,
+            "skip",
+            choices=("skip", "raise", "wait"),
+            functions=True,
+        ),
+    ]
+    on_unavailable: Annotated[
+        Literal["raise", "run"],
+        Option(
+            'What a run does if Redis cannot answer: ``"raise"`` LockUnavailable, or ``"run"``'
+            " without the lock, logged at ERROR.",
+            one_of,
+            "raise",
+            choices=("raise", "run"),
+        ),
+    ]
+
+
+@dataclass(frozen=True, init=False)
 class JobOptions:
-    """The options of a job; parse() has checked them. Durations are seconds; None: the setting."""
+    """The options of a job, checked. Each is an attribute; those that a run reads are listed."""
 
-    ttl: float | None = None
-    wait: float | None = None
-    renew: bool | None = None
-    max_hold: float | None = None
-    min_hold: float = 0.0
-    once: float | Literal["database"] = 0.0
-    on_conflict: str | Callable[[Any], Any] = "skip"
-    on_unavailable: str = "raise"
-    limit: int | None = None  # How many runs may happen at a time; None: one.
-    limits: tuple[Limit, ...] | None = None  # A run takes all of them; the first names its lock.
-    using: str = DEFAULT_ALIAS
-    atomic: str | None = None  # The database of the transaction around the body.
-    monitor: tuple[Monitor, ...] = ()  # They are told of runs that are not skipped.
+    lock: Options  # How a run asks for its lock first.
+    once: float | Literal["database"]
+    on_conflict: str | Callable[[Any], Any]
+    on_unavailable: str
+    limit: int | None  # How many runs may happen at a time; None: one.
+    limits: tuple[Limit, ...] | None  # A run takes all of them; the first names its lock.
+    using: str
+    atomic: str | None  # The database of the transaction around the body.
+    min_hold: float
+    monitor: tuple[Monitor, ...]  # They are told of runs that are not skipped.
 
-    conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "wait")
-    unavailable_policies: ClassVar[tuple[str, ...]] = ("raise", "run")
-    # Durations, and the shortest of each.
-    durations: ClassVar[Mapping[str, float]] = {
-        "ttl": SHORTEST_TTL,
-        "wait": 0.0,
-        "max_hold": SHORTEST_TTL,
-        "min_hold": 0.0,
-        "once": 0.0,
-    }
-    flags: ClassVar[tuple[str, ...]] = ("renew",)
+    arguments: ClassVar[type] = JobArguments
+    taken_by: ClassVar[str] = "single_instance"
 
-    @classmethod
-    def names(cls) -> frozenset[str]:
-        """The names of all options."""
-        return frozenset(field.name for field in fields(cls))
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
+    def __init__(self, **given: Any) -> None:
         """Check the options as they were written. None means that an option was not given.
 
         Raises:
-            TypeError: An option is not known.
+            TypeError: An option is not known, or on_conflict runs only after its call.
             ValueError: One is of the wrong type, out of range or useless with the others; the
                 message names it.
         """
-        if unknown := sorted(set(raw) - cls.names()):
-            raise TypeError(cls.unknown(unknown))
-        options = {name: value for name, value in raw.items() if value is not None}
-        once = options.get("once")
-        if isinstance(once, str) and once != DATABASE:
-            raise ValueError(
-                f'once must be a number of seconds, a timedelta or "database", not {once!r}.'
-            )
-        for name, least in cls.durations.items():
-            if name in options and (name, options[name]) != ("once", DATABASE):
-                options[name] = seconds(options[name], name, least=least, endless=name == "wait")
-        for name in cls.flags:
-            if name in options:
-                flag(options[name], name)
-        if "using" in options:
-            options["using"] = text(options["using"], "using")
-        if "atomic" in options:
-            options["atomic"] = database(options["atomic"], "atomic")
-        _check_policy(options, "on_conflict", cls.conflict_policies, or_callable=True)
-        _check_policy(options, "on_unavailable", cls.unavailable_policies)
-        limit = options.get("limit", 1)
-        number(limit, "limit", MOST_PERMITS)
-        if "limits" in options:
-            options["limits"] = check_limits(options["limits"])
-        if "monitor" in options:
-            options["monitor"] = check_monitors(options["monitor"])
-        parsed = cls(**options)
-        parsed.check_together(options)
-        return parsed
-
-    def checked(self) -> Self:
-        """The same options, checked: for those that were not made by parse()."""
-        return self.parse({name: getattr(self, name) for name in self.names()})
-
-    @classmethod
-    def unknown(cls, names: list[str]) -> str:
-        """The message about unknown options."""
-        known = ", ".join(sorted(cls.names()))
-        return f"A job has no option {names[0]!r}. Its options are {known}."
+        given = {name: value for name, value in given.items() if value is not None}
+        options = checked(self.arguments, given, self.taken_by)
+        defaults = {name: row.default for name, row in options_in(self.arguments).items()}
+        of_lock = {name: value for name, value in options.items() if name in Options._fields}
+        of_lock |= {"once": 0.0} if options.get("once") == DATABASE else {}
+        of_lock |= {} if options.get("on_conflict") == "wait" else {"wait": 0.0}
+        how = Options(**of_lock)
+        vars(self).update({**defaults, "monitor": (), "atomic": None, **options, "lock": how})
+        self.check_together(options)
 
     def check_together(self, given: Mapping[str, Any]) -> None:
         """Refuse options that exclude each other, and those *given* that have no effect."""
-        if self.wait is not None and self.on_conflict != "wait":
+        if "wait" in given and self.on_conflict != "wait":
             raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
         if self.atomic is not None:
             check_database(self.atomic, "atomic")
@@ -218,35 +246,3 @@ class JobOptions:
                 " after its call. Write a plain function, or for the job of a coroutine function a"
                 " coroutine function."
             )
-
-    @cached_property
-    def lock_options(self) -> Options:
-        """The options of a run's first try for its lock."""
-        return Options(
-            ttl=self.ttl,
-            wait=self.wait if self.on_conflict == "wait" else 0.0,
-            renew=self.renew,
-            max_hold=self.max_hold,
-            min_hold=self.min_hold,
-            using=self.using,
-            once=0.0 if self.once == DATABASE else self.once,
-            atomic=self.atomic,
-            limit=self.limit,
-        )
-
-
-def _check_policy(
-    options: Mapping[str, Any], name: str, choices: tuple[str, ...], *, or_callable: bool = False
-) -> None:
-    choice = options.get(name, choices[0])
-    if choice in choices or (or_callable and callable(choice)):
-        return
-    if choice == "retry":
-        raise ValueError(
-            f'{name}="retry" is for Celery tasks: only a broker brings a call back later. Write'
-            ' on_conflict="wait" with wait=, or make the function a task:'
-            f' @single_instance_task({name}="retry").'
-        )
-    rest = ", or a function" if or_callable else ""
-    listed = ", ".join(map(repr, choices))
-    raise ValueError(f"{name} must be one of {listed}{rest}, not {choice!r}.")

@@ -318,7 +318,7 @@ class JobRun:
         """
         if self.baton and (outcome := self._take_up(locks)):
             return outcome
-        how = self.options.lock_options
+        how = self.options.lock
         if wait is not None:
             how = how._replace(wait=wait)
         lock = self._lock = self._new_lock(how)
@@ -326,7 +326,7 @@ class JobRun:
         return lock.attempt(since=since)
 
     async def _aask_for_lock(self, locks: AsyncExitStack) -> Lease | Busy | Done | Finished:
-        lock = self._new_lock(self.options.lock_options)
+        lock = self._new_lock(self.options.lock)
         locks.push_async_exit(lock)
         return await lock.aattempt()
 
@@ -618,7 +618,6 @@ def run_job(
             "run_job() takes its options as one object, such as JobOptions(ttl=60), not"
             f" {options!r}."
         )
-    options = options.checked()
     options.check_answered()
     if options.limits:
         raise ValueError(

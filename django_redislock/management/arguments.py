@@ -10,9 +10,11 @@ from django.core.management.base import CommandParser
 
 from django_redislock import held
 from django_redislock.humanize import parse_duration
+from django_redislock.jobs.options import JobArguments
 from django_redislock.management.console import BUSY
 from django_redislock.management.terminal import pasteable
 from django_redislock.monitors import Ping
+from django_redislock.options import options_in
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 
 if TYPE_CHECKING:
@@ -285,22 +287,27 @@ def add_run(acts: Any, version: str) -> CommandParser:
         "run",
         help=does,
         usage="%(prog)s NAME [options] -- COMMAND ARG...",
-        description=f"{does[0].upper()}{does[1:]}. The exit status is that of the command; or 75:"
-        " the lock was busy, 76: the lease was lost, 3: the server did not answer. -v 0 says"
-        " nothing of a skip.",
+        description=f"{does[0].upper()}{does[1:]}. A TIME is 90s, 10m, 1h30m or 2d. The exit status"
+        " is that of the command; or 75: the lock was busy, 76: the lease was lost, 3: the server"
+        " did not answer. -v 0 says nothing of a skip.",
     )
     act.takes_command = True
     act.set_defaults(act="run")
     act.add_argument("name", metavar="NAME", help="of the lock")
-    for option, convert, does in (
-        ("--ttl", _duration, "for which the lock stays if this process dies: 90s, 10m"),
-        ("--wait", _wait, "to wait for the lock; inf: for ever (not at all)"),
-        ("--min-hold", _duration, "for which the lock stays taken after a success"),
-        ("--once", _duration, "for which the work is done after a success, and skipped with 0"),
-        ("--grace", _duration, "from SIGTERM to SIGKILL when the command is to end (10s)"),
-    ):
-        act.add_argument(option, type=convert, metavar="TIME", help=does)
-    act.add_argument("--limit", type=_limit, metavar="N", help="how many may run at a time (1)")
+    for name, option in options_in(JobArguments).items():
+        if option.shell:
+            act.add_argument(
+                f"--{name.replace('_', '-')}",
+                type={"TIME": _duration, "TIME|inf": _wait, "N": _limit}[option.shell],
+                metavar=option.shell,
+                help=option.brief,
+            )
+    act.add_argument(
+        "--grace",
+        type=_duration,
+        metavar="TIME",
+        help="from SIGTERM to SIGKILL when the command is to end (10s)",
+    )
     act.add_argument(
         "--busy-exit", type=_status, metavar="STATUS", help="exit status of a skip (75)"
     )

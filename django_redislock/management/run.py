@@ -20,13 +20,13 @@ from django.core.management.base import CommandError
 from django_redislock.exceptions import LockLost
 from django_redislock.holder import Activity, busy_with
 from django_redislock.humanize import visible
-from django_redislock.jobs.options import JobOptions, Skipped
+from django_redislock.jobs.options import JobArguments, JobOptions, Skipped
 from django_redislock.jobs.run import current_lease, run_job
 from django_redislock.management import guard
 from django_redislock.management.console import LOST, USAGE, line_of, no_second_line
 from django_redislock.management.single_instance import release_on_sigterm
+from django_redislock.options import options_in
 from django_redislock.rules.names import check_name
-from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -176,11 +176,11 @@ def run(
 
 
 def _options(alias: str | None, options: dict[str, Any]) -> JobOptions:
-    given = {key: options[key] for key in JobOptions.names() if options.get(key) is not None}
-    if "wait" in given:
+    given = {name: options[name] for name in options_in(JobArguments) if name in options}
+    if given.get("wait") is not None:
         given["on_conflict"] = "wait"
     try:
-        return JobOptions.parse({**given, "using": alias or DEFAULT_ALIAS})
+        return JobOptions(**given, using=alias)
     except ValueError as error:
         raise CommandError(str(error), returncode=USAGE) from None
 

@@ -177,7 +177,7 @@ class SingleInstanceMixin(_Base):
         if type(skip_exit) is not int or not 0 <= skip_exit <= 255:
             raise ValueError(f"skip_exit must be an exit status, 0 to 255, not {skip_exit!r}.")
         of_job = {key: value for key, value in given.items() if key not in {"name", "skip_exit"}}
-        cls._options = JobOptions.parse(of_job)
+        cls._options = JobOptions(**of_job)
         cls._options.check_answered()
         command = cls.__module__.rpartition(".")[2]
         cls._named = namings(given.get("name"), cls._options, _taking_options(command), command)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
 from django_redislock.rules.lease_state import certain_for, will_renew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import timedelta
-
-    Seconds = float | timedelta
 
 DEFAULT_ALIAS = "default"
 # What becomes of a release in an open transaction.
@@ -106,49 +101,4 @@ def terms_of(
         certain=certain_for(first_ttl),
         one_try=ONE_TRY * timeout,
         limit=options.limit or 1,
-    )
-
-
-# Typed: 1 is no flag, though it equals True.
-@lru_cache(maxsize=MOST_COMBINATIONS, typed=True)
-def options_of(
-    ttl: Seconds | None,
-    wait: Seconds | None,
-    renew: bool | None,
-    max_hold: Seconds | None,
-    min_hold: Seconds | None,
-    reentrant: bool,
-    using: str,
-    atomic: bool | str,
-    release_on_commit: bool,
-    limit: int | None = None,
-) -> Options:
-    """The arguments of distributed_lock(), checked.
-
-    Raises:
-        ValueError: An argument is of the wrong type or out of range. The message names it.
-    """
-    if release_on_commit and atomic:
-        raise ValueError(
-            "atomic and release_on_commit exclude each other: with atomic, the commit comes before"
-            " the release."
-        )
-    alias: object = using
-    if isinstance(alias, list | tuple):
-        raise ValueError(
-            f"using must be one alias, not {using!r}: the names of one lock are kept in one place."
-            " Take the locks of two aliases by two blocks, one within the other, in the same order"
-            " everywhere."
-        )
-    return Options(
-        ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
-        wait=None if wait is None else seconds(wait, "wait", endless=True),
-        renew=None if renew is None else flag(renew, "renew"),
-        max_hold=None if max_hold is None else seconds(max_hold, "max_hold", least=SHORTEST_TTL),
-        min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
-        reentrant=flag(reentrant, "reentrant"),
-        using=text(using, "using"),
-        atomic=database(atomic, "atomic"),
-        release_on_commit=flag(release_on_commit, "release_on_commit"),
-        limit=None if limit is None else number(limit, "limit", MOST_PERMITS),
     )

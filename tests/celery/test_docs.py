@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import fields
 from pathlib import Path
 
-from django_redislock.celery import SingleInstance
 from tests import ROOT
 from tests.celery.test_lifecycle import LIFE_CYCLE
 from tests.package.test_docs import DOCUMENTS, code_of
@@ -39,20 +37,6 @@ def test_each_row_of_the_table_names_its_tests_and_each_test_is_named():
     rows = [line for line in section("What happens to a run").splitlines() if line.startswith("| ")]
     documented = {name for row in rows for name in re.findall(r"`([\w-]+)`", row.split(" | ")[-1])}
     assert documented == proven
-
-
-def test_each_option_is_documented():
-    documented = set(
-        re.findall(
-            r"`(\w+)`",
-            "".join(
-                line.split(" | ")[0]
-                for line in section("Options").splitlines()
-                if line.startswith("| `")
-            ),
-        )
-    )
-    assert documented == {field.name for field in fields(SingleInstance)}
 
 
 def test_each_example_keeps_what_it_promises_when_a_worker_is_killed():

@@ -1014,9 +1014,9 @@ class TestRefusedAtImport:
 
     def test_but_not_a_deadline_of_runs_that_come_back_as_they_stand_for_others(self):
         waits = {"on_conflict": "wait", "wait": 5, "unique_queued": True, "conflict_deadline": 60}
-        assert SingleInstance.parse(waits).conflict_deadline == 60
+        assert SingleInstance(**waits).conflict_deadline == 60
         with pytest.raises(ValueError, match="with unique_queued: no other run comes back"):
-            SingleInstance.parse({**waits, "unique_queued": False})
+            SingleInstance(**{**waits, "unique_queued": False})
 
     def test_an_attribute_that_looks_like_an_option(self, app):
         @app.task(base=SingleInstanceTask, key="lottery:{draw_id}", once=60, lazy=True)
@@ -1048,7 +1048,7 @@ class TestRefusedAtImport:
 
     def test_none_is_as_if_an_option_was_not_given(self):
         nothing = dict.fromkeys(OPTIONS)
-        assert SingleInstance.parse(nothing) == SingleInstance()
+        assert SingleInstance(**nothing) == SingleInstance()
 
     def test_the_ttl_given_twice(self):
         with pytest.raises(TypeError, match="ttl twice"):

@@ -12,9 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import distributed_lock
 from django_redislock.backends.registry import backends
 from django_redislock.holder import current_owner
+from django_redislock.options import lock_options
 from django_redislock.rules.arguments import database, part
 from django_redislock.rules.keys import lock_keys
-from django_redislock.rules.options import options_of
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
 
@@ -131,9 +131,9 @@ def test_an_alias_that_is_no_text_is_refused(using):
 
 def test_what_an_acquire_is_made_of_is_made_once(place):
     """Anew for each acquire, it would cost about as much as the acquire itself."""
-    given = (30, timedelta(seconds=5), None, None, None, False, "default", False, False)
-    options = options_of(*given)
-    assert options_of(*given) is options
+    given = {"ttl": 30, "wait": timedelta(seconds=5)}
+    options = lock_options(**given)
+    assert lock_options(**given) is options
     backend = backends["default"]
     assert backend.terms(options) is backend.terms(options)
     assert lock_keys(backend.prefix, "lottery") is lock_keys(backend.prefix, "lottery")

@@ -429,7 +429,7 @@ def test_a_function_that_ends_a_generator_itself_may_stand_under_a_context_manag
         ({"expire": 30}, "ttl="),
         ({"blocking": False}, "wait=, how long to wait for it; 0 tries once"),
         ({"blocking_timeout": 3}, "wait="),
-        ({"tll": 3}, "one of ttl, wait, renew,"),
+        ({"tll": 3}, "one of ttl, renew,"),
     ],
 )
 def test_an_argument_of_another_library_is_refused_with_what_it_is_called_here(arguments, cure):

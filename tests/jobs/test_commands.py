@@ -249,7 +249,7 @@ def test_without_logging_a_command_says_each_thing_once(locks, spawn, run, says)
         ((BaseCommand, SingleInstanceMixin), {}, TypeError, "write SingleInstanceMixin before"),
         ((SingleInstanceMixin, BaseCommand), "import", TypeError, "must be a dictionary"),
         ((SingleInstanceMixin, BaseCommand), {"skip_exit": "4"}, ValueError, "skip_exit must be"),
-        ((SingleInstanceMixin, BaseCommand), {"tll": 4}, TypeError, "A job has no option 'tll'"),
+        ((SingleInstanceMixin, BaseCommand), {"tll": 4}, TypeError, "takes no argument 'tll'"),
         ((SingleInstanceMixin, BaseCommand), {"name": "a:{"}, InvalidLockName, "no format string"),
         ((SingleInstanceMixin, BaseCommand), {"name": 5}, InvalidLockName, "it is int, not str"),
         (

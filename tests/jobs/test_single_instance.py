@@ -572,7 +572,7 @@ def test_limits_say_the_names_and_numbers_alone():
         with pytest.raises(ValueError, match="limits"):
             single_instance(limits=limits, **options)
     with pytest.raises(ValueError, match="leave key out"):
-        SingleInstance.parse({"key": "import", "limits": limits})
+        SingleInstance(key="import", limits=limits)
     with pytest.raises(ValueError, match="at least one Limit"):
         single_instance(limits=[])
 
@@ -677,9 +677,7 @@ def test_what_is_no_function_runs_as_a_job_too(redislock):
     with pytest.raises(
         ValueError, match=r"run_job\(\) takes one lock, by its name: leave limits out"
     ):
-        run_job(
-            "backup.sh", "backup", pytest.fail, JobOptions.parse({"limits": [Limit("disk", 1)]})
-        )
+        run_job("backup.sh", "backup", pytest.fail, JobOptions(limits=[Limit("disk", 1)]))
 
 
 @pytest.mark.parametrize(

@@ -64,16 +64,16 @@ def test_distributed_lock_is_called_like_this():
     assert [(name, one.default) for name, one in parameters.items()] == [
         ("names", inspect.Parameter.empty),
         ("ttl", None),
-        ("wait", None),
         ("renew", None),
         ("max_hold", None),
-        ("min_hold", None),
-        ("reentrant", False),
+        ("min_hold", 0),
+        ("atomic", False),
+        ("wait", None),
         ("limit", None),
         ("limits", None),
         ("using", "default"),
-        ("atomic", False),
         ("release_on_commit", False),
+        ("reentrant", False),
     ]
     kinds = [one.kind for one in parameters.values()]
     assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 11

@@ -7,60 +7,43 @@ from datetime import timedelta
 import pytest
 
 from django_redislock.conf import Conf
+from django_redislock.options import lock_options
 from django_redislock.rules.options import (
     Options,
     Terms,
     operation_timeout,
-    options_of,
     terms_of,
 )
 
 
-def arguments(**given):
-    return options_of(
-        **{
-            "ttl": None,
-            "wait": None,
-            "renew": None,
-            "max_hold": None,
-            "min_hold": None,
-            "reentrant": False,
-            "using": "default",
-            "atomic": False,
-            "release_on_commit": False,
-            **given,
-        }
-    )
-
-
 def test_what_is_not_given_is_left_to_the_settings():
-    assert arguments() == Options()
+    assert lock_options() == Options()
     assert not Options().reentrant
     assert not Options().release_on_commit
 
 
 def test_the_names_of_one_lock_are_under_one_alias():
     with pytest.raises(ValueError, match="using must be one alias"):
-        arguments(using=("default", "other"))
+        lock_options(using=("default", "other"))
 
 
 def test_without_a_limit_there_is_one_permit_and_with_one_there_are_so_many():
     conf = Conf(alias="default")
-    assert terms_of(arguments(), conf).limit == Terms._field_defaults["limit"] == 1
-    assert terms_of(arguments(limit=2), conf).limit == 2
+    assert terms_of(lock_options(), conf).limit == Terms._field_defaults["limit"] == 1
+    assert terms_of(lock_options(limit=2), conf).limit == 2
 
 
 def test_a_wait_may_be_endless_and_a_ttl_may_not():
-    assert arguments(wait=float("inf")).wait == float("inf")
-    assert arguments(wait=timedelta(seconds=2)).wait == 2.0
+    assert lock_options(wait=float("inf")).wait == float("inf")
+    assert lock_options(wait=timedelta(seconds=2)).wait == 2.0
     with pytest.raises(ValueError, match="ttl"):
-        arguments(ttl=float("inf"))
+        lock_options(ttl=float("inf"))
 
 
 def test_a_number_is_no_flag_although_it_equals_one():
-    assert arguments(reentrant=True).reentrant
+    assert lock_options(reentrant=True).reentrant
     with pytest.raises(ValueError, match="reentrant"):
-        arguments(reentrant=1)
+        lock_options(reentrant=1)
 
 
 @pytest.mark.parametrize(("ttl", "timeout"), [(3.0, 1.0), (15.0, 5.0), (600.0, 5.0)])

@@ -1,0 +1,53 @@
+"""The tables of options in the documents are those of the code. --write-golden writes them anew."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from django_redislock.celery.options import TaskArguments
+from django_redislock.jobs.options import JobArguments
+from django_redislock.options import LockArguments, options_in
+from tests import ROOT
+
+
+def meaning(option):
+    return option.brief.replace("``", "`")
+
+
+def rows(arguments, but_of=()):
+    """Those of a table, without those that another has too."""
+    others = {row.meaning for row in options_in(but_of).values()} if but_of else set()
+    for name, row in options_in(arguments).items():
+        if row.meaning not in others:
+            shown = "" if row.default is None else f"`{row.default!r}`".replace("'", '"')
+            yield f"| `{name}` | {shown} | {meaning(row)} |"
+
+
+def flags():
+    for name, row in options_in(JobArguments).items():
+        if row.shell:
+            yield f"| `--{name.replace('_', '-')} {row.shell}` | {meaning(row)} |".replace(
+                "|inf`", " or inf`"
+            )
+
+
+@pytest.mark.parametrize(
+    ("page", "lines"),
+    [
+        ("locks.md", rows(LockArguments)),
+        ("jobs.md", rows(JobArguments, but_of=LockArguments)),
+        ("celery.md", rows(TaskArguments, but_of=JobArguments)),
+        ("commands.md", flags()),
+    ],
+    ids=["locks", "jobs", "tasks", "locks run"],
+)
+def test_the_table_of_options_is_that_of_the_code(request, page, lines):
+    path, table = ROOT / "docs" / page, "\n".join(lines)
+    text = path.read_text()
+    found = re.search(r"<!-- options -->\n.*\n.*\n((?:\|.*\n)*)", text)
+    if request.config.getoption("write_golden"):
+        path.write_text(text[: found.start(1)] + table + "\n" + text[found.end(1) :])
+    else:
+        assert found[1].rstrip() == table
