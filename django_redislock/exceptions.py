@@ -9,7 +9,8 @@ LockError
 └── InvalidLockName  the name cannot be a lock's name (also a ValueError)
 
 The arguments of an exception are its data, so that it survives pickling and Celery's result
-backends. ``__str__`` makes the sentence.
+backends. ``__str__`` makes the sentence. New arguments go to the end: a worker with an older version
+of the class leaves out those that it does not know (``*newer``).
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class LockTimeout(LockError):
         cooling: bool = False,
         alias: str = "default",
         reason: str | None = None,
+        *newer: object,
     ) -> None:
         super().__init__(name, holder, expires_in, cooling, alias, reason)
         self.holder = holder
@@ -96,7 +98,9 @@ class LockLost(LockError):
         over: If a release or a setting such as max_hold ended it: a clause that says so. Else "".
     """
 
-    def __init__(self, name: str, reason: LostReason = "expired", over: str = "") -> None:
+    def __init__(
+        self, name: str, reason: LostReason = "expired", over: str = "", *newer: object
+    ) -> None:
         super().__init__(name, reason, over)
         self.reason = reason
         self.over = over
@@ -148,6 +152,7 @@ class LockUnavailable(LockError):
         name: str,
         problem: str = "the server did not answer",
         reason: UnavailableReason = "timeout",
+        *newer: object,
     ) -> None:
         super().__init__(name, problem, reason)
         self.problem = problem

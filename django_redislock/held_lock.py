@@ -6,7 +6,7 @@ Imported from held.py, which finds them.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from django_redislock.humanize import duration
 from django_redislock.rules.names import Permit, normalized
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Jsonable:
     """A dataclass whose fields are printed under their own names, so none is renamed or removed.
 
-    An owner's fields stand among the others, times are rounded to milliseconds, and None means
-    unknown.
+    An owner's data has a key of its own; its process and its task stand beside it, too. Times are
+    numbers, rounded to milliseconds. None means unknown.
     """
 
     __slots__ = ()
@@ -39,7 +39,10 @@ def _printed(found: Any) -> dict[str, Any]:
     for field in fields(found):
         value = getattr(found, field.name)
         if isinstance(value, Owner):
-            printed |= {key: one or None for key, one in _printed(value).items()}
+            owner = {key: one or None for key, one in _printed(value).items()}
+            owner["deferred"] = value.deferral and value.deferral._asdict()
+            printed |= {key: owner[key] for key in ("host", "pid", "task", "task_id")}
+            printed[field.name] = owner
         elif isinstance(value, Jsonable):
             printed[field.name] = value.as_dict()
         elif isinstance(value, tuple):
@@ -51,6 +54,50 @@ def _printed(found: Any) -> dict[str, Any]:
         else:
             printed[field.name] = None if value == "" else value
     return printed
+
+
+# --- what is shown of a lock, an owner or a record, for humans ------------------------------------
+
+Kind = Literal[
+    "text",
+    "name",  # Of the lock itself: the title of its page has it.
+    "lock",  # The name of another lock.
+    "state",  # Of a whole lock.
+    "badge",  # What the badges of a state say too.
+    "holder",  # Of a whole lock: its owner's process, or the operator.
+    "duration",
+    "age",  # Seconds that go on growing.
+    "left",  # Of a whole lock: when it ends.
+    "moment",
+    "run",
+    "runs",  # Those under way.
+]
+
+
+class Fact(NamedTuple):
+    """One thing that is known. Each surface renders the value by its kind."""
+
+    label: str  # As on a page; a terminal has it in small letters.
+    value: Any
+    kind: Kind = "text"
+
+
+# The fields of an owner that are shown, beside its process. A search looks at the texts.
+OWNER: dict[str, tuple[str, Kind]] = {
+    "names": ("Belongs to", "text"),
+    "reason": ("Reason", "text"),
+    "task": ("Task", "text"),
+    "task_id": ("Task id", "text"),
+    "path": ("Request", "text"),
+    "command": ("Command", "text"),
+    "thread": ("Thread", "text"),
+    "waited": ("Waited", "duration"),
+}
+
+
+def known_facts(*facts: Fact) -> list[Fact]:
+    """Those of *facts* that have a value."""
+    return [fact for fact in facts if fact.value not in {None, "", ()}]
 
 
 State = Literal["held", "cooling", "overdue", "no-expiry", "foreign"]
@@ -164,6 +211,33 @@ class HeldLock(Jsonable):
                 f" lease, of format {self.newer_format}: update this program."
             )
         return ""
+
+    def facts(self, taken_at: float | None = None, expires_at: float | None = None) -> list[Fact]:
+        """All that is shown of it; the times, if they are known, as those of a Detail."""
+        ours = self.state != "foreign"
+        return known_facts(
+            Fact("Name", self.name, "name"),
+            Fact("State", self, "state"),
+            Fact("Permit", self.permit, "badge"),
+            Fact("Note", self.note, "badge"),
+            Fact("Holder", self if self.owner.place else None, "holder"),
+            Fact("Waits for", self.waits_for, "lock"),
+            *(
+                Fact(label, getattr(self.owner, field) or None, kind)
+                for field, (label, kind) in OWNER.items()
+            ),
+            Fact("Held for", self.held_for, "age"),
+            Fact("Taken at", taken_at, "moment"),
+            Fact("Expires in", self, "left"),
+            Fact("Expires at", expires_at, "moment"),
+            Fact("TTL", self.ttl, "duration"),
+            Fact("Renewals", self.renewals if ours else None),
+            Fact("Waiters", self.waiters),
+            Fact("Fence", self.fence),
+            Fact("Lease" if ours else "Id", self.id),
+            Fact("Alias", self.alias),
+            Fact("Where", self.where),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are printed; ``note`` includes ``strange``."""
@@ -361,15 +435,5 @@ def _states(lock: HeldLock) -> Iterator[str]:
 
 
 def _searchable(lock: HeldLock) -> str:
-    owner = lock.owner
-    about = (
-        lock.name,
-        str(owner),
-        owner.task,
-        owner.command,
-        owner.path,
-        owner.thread,
-        owner.names,
-        owner.reason,
-    )
-    return "\n".join(about).casefold()
+    texts = (getattr(lock.owner, field) for field, (_, kind) in OWNER.items() if kind == "text")
+    return "\n".join([lock.name, str(lock.owner), *texts]).casefold()

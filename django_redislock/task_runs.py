@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.backends.registry import backends
-from django_redislock.held_lock import Jsonable, limit_of
+from django_redislock.held_lock import Fact, Jsonable, known_facts, limit_of
 from django_redislock.holder import current_owner
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.process import is_gone
@@ -52,6 +52,14 @@ MOST_NAMES = 100_000
 MOST_DEFERRED_NAMED = 100
 KEPT_FOR_LATE = 86_400.0  # Seconds, as in lua/announce.lua.
 BECAUSE_OF = "\n"  # In a note of a skip, between the reason and the other owner.
+# What may become of a run, and how the last such run is called.
+OUTCOMES = {
+    "success": "last success",
+    "failure": "last failure",
+    "skip": "last skip",
+    "abandoned": "abandoned",
+    "unended": "never ended",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +141,17 @@ class Record(Jsonable):
 
     @property
     def last(self) -> dict[str, Run]:
-        """The last run of each kind, if it is known, by a name for humans."""
-        runs = {
-            "last success": self.last_success,
-            "last failure": self.last_failure,
-            "last skip": self.last_skip,
-            "abandoned": self.last_abandoned,
-            "never ended": self.last_unended,
-        }
-        return {kind: run for kind, run in runs.items() if run}
+        """The last run of each outcome, if it is known; see OUTCOMES."""
+        return {one: run for one in OUTCOMES if (run := getattr(self, f"last_{one}"))}
+
+    @property
+    def facts(self) -> list[Fact]:
+        """All that is shown of it."""
+        return known_facts(
+            Fact("Under way", self.under_way, "runs"),
+            *(Fact(OUTCOMES[one].capitalize(), run, "run") for one, run in self.last.items()),
+            Fact("Skips", f"{self.skips} since the last success" if self.skips else ""),
+        )
 
     @property
     def known(self) -> bool:
@@ -187,22 +197,21 @@ class Records(list[Record]):
 
         task = as_kept(name)
 
-        def last(kind: str) -> Run | None:
-            runs = [run for one in self if (run := getattr(one, kind)) and run.owner.task == task]
+        def last(outcome: str) -> Run | None:
+            runs = [
+                run for one in self if (run := one.last.get(outcome)) and run.owner.task == task
+            ]
             return max(runs, key=lambda run: run.at, default=None)
 
         mine = [one for one in self if task in one.tasks]
         skips = [its for one in mine for its in one.by_job if its.job == task]
         if not mine:
             return None
+        lasts: dict[str, Any] = {f"last_{one}": last(one) for one in OUTCOMES}
         return Record(
+            **lasts,
             name=name,
             alias=mine[0].alias,
-            last_success=last("last_success"),
-            last_failure=last("last_failure"),
-            last_skip=last("last_skip"),
-            last_abandoned=last("last_abandoned"),
-            last_unended=last("last_unended"),
             skips=sum(one.skips for one in skips),
             skipped_at=tuple(sorted(at for one in skips for at in one.skipped_at)),
             under_way=tuple(run for one in mine for run in one.under_way if run.owner.task == task),

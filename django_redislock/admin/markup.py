@@ -10,11 +10,15 @@ from django.utils.html import format_html, format_html_join
 from django.utils.timezone import localtime
 
 from django_redislock.humanize import duration, visible
+from django_redislock.task_runs import OUTCOMES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from django.utils.safestring import SafeString
 
     from django_redislock.held import Detail, HeldLock, PastLease, Waiter
+    from django_redislock.held_lock import Fact, Kind
     from django_redislock.rules.stored import Owner
     from django_redislock.task_runs import Record, Run
 
@@ -112,9 +116,9 @@ def _lines(lines: list[tuple[str, str]], title: str = "", *, gone: bool = False)
     )
 
 
-def _place(who: Owner, *, gone: bool) -> SafeString | str:
-    place = visible(who.place) or "unknown"
-    return format_html("{} {}", place, badge("gone", "gone", GONE)) if gone else place
+def _place(lock: HeldLock) -> SafeString | str:
+    place = visible(lock.owner.place)
+    return format_html("{} {}", place, badge("gone", "gone", GONE)) if lock.gone else place
 
 
 def counting(seconds: float | None, direction: str) -> SafeString:
@@ -151,32 +155,13 @@ def waiters(number: int) -> SafeString:
     return format_html('<span class="redislock-{}">{}</span>', "some" if number else "none", number)
 
 
-def facts(lock: HeldLock) -> list[tuple[str, Any]]:
-    """All that is known about a held lock, as labels and values."""
-    who, ours = lock.owner, lock.state != "foreign"
-    known = [
-        ("State", format_html("{} {}", state(lock), _meaning(lock))),
-        ("Belongs to", visible(who.names)),
-        ("Holder", _place(who, gone=lock.gone) if who.place else ""),
-        ("Waits for", name(lock.waits_for) if lock.waits_for else ""),
-        ("Thread", visible(who.thread)),
-        ("Task", visible(who.task)),
-        ("Task id", visible(who.task_id)),
-        ("Request", visible(who.path)),
-        ("Command", visible(who.command)),
-        ("Reason", visible(who.reason)),
-        ("Waited", duration(who.waited) if who.waited else ""),
-        ("Held for", counting(lock.held_for, "up") if ours else ""),
-        ("Expires in", expiry(lock, lock.ends)),
-        ("TTL", duration(lock.ttl) if lock.ttl else ""),
-        ("Renewals", str(lock.renewals) if ours else ""),
-        ("Waiters", str(lock.waiters)),
-        ("Fence", str(lock.fence or "")),
-        ("Lease" if ours else "Id", visible(lock.id)),
-        ("Alias", visible(lock.alias)),
-        ("Where", visible(lock.where)),
+def facts(known: Iterable[Fact]) -> list[tuple[str, Any]]:
+    """The facts about a lock or a record, as labels and values."""
+    return [
+        (fact.label, _RENDER.get(fact.kind, _text)(fact.value))
+        for fact in known
+        if fact.kind not in {"name", "badge"}  # The title, and the badges, have them.
     ]
-    return [(label, value) for label, value in known if value]
 
 
 def _meaning(lock: HeldLock) -> str:
@@ -211,22 +196,12 @@ def past(lease: PastLease) -> dict[str, Any]:
     }
 
 
-def record(found: Record) -> list[tuple[str, Any]]:
-    """A record, as labels and values."""
-    lines = [
-        ("Under way", _under_way(found.under_way)),
-        *((kind.capitalize(), visible(str(run))) for kind, run in found.last.items()),
-        ("Skips", f"{found.skips} since the last success" if found.skips else ""),
-    ]
-    return [(label, value) for label, value in lines if value]
-
-
 def last_runs(found: Record) -> str:
     """When the last runs ended, or the last unended one began, for a line."""
     ended = [
-        f"{kind} {duration(run.ago)} ago"
-        for kind, run in found.last.items()
-        if run is not found.last_unended
+        f"{OUTCOMES[outcome]} {duration(run.ago)} ago"
+        for outcome, run in found.last.items()
+        if outcome != "unended"
     ]
     return ", ".join(filter(None, [*ended, never_ended(found)]))
 
@@ -261,3 +236,19 @@ def _under_way(runs: tuple[Run, ...]) -> SafeString:
     if len(runs) > MOST_RUNS:
         lines.append((format_html("and {} more", len(runs) - MOST_RUNS), ""))
     return format_html_join("", "<div>{} {}</div>", lines)
+
+
+def _text(value: object) -> str:
+    return visible(str(value))
+
+
+_RENDER: dict[Kind, Callable[[Any], str]] = {
+    "state": lambda lock: format_html("{} {}", state(lock), _meaning(lock)),
+    "holder": _place,
+    "lock": name,
+    "duration": duration,
+    "age": lambda seconds: counting(seconds, "up"),
+    "left": lambda lock: expiry(lock, lock.ends),
+    "moment": lambda at: f"{moment(at):%Y-%m-%d %H:%M:%S}",
+    "runs": _under_way,
+}

@@ -238,7 +238,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             detail = held.detail(**_exactly(page))
             context |= {"as_of": markup.moment(now), **_sections(detail)}
             record = held.record_of(detail)
-            context["record"] = markup.record(record) if record else []
+            context["record"] = markup.facts(record.facts) if record else []
             context["hour"] = last_hour.draw(detail, record, conf.conf(page.alias).timeline)
             context["unknown"] = held.unknown(detail, record)
         except held.PROBLEMS as error:
@@ -309,7 +309,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 continue
             if lock is not None and lock.id == id:
                 shown = {"title": markup.name(page.name), "reference": _reference(lock)}
-                locks.append((shown, markup.facts(lock)))
+                locks.append((shown, markup.facts(lock.facts())))
                 states.add("hold" if lock.owner.operator else lock.state)
             else:
                 changed.append((visible(page.name), lock and _holder(lock)))
@@ -495,7 +495,7 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
     lock = detail.lock
     return {
         "detail": detail,
-        "facts": markup.facts(lock) if lock else [],
+        "facts": markup.facts(lock.facts()) if lock else [],
         "reference": _reference(lock) if lock else "",
         "others": [
             {

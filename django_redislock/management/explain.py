@@ -21,7 +21,7 @@ from django_redislock.management.terminal import local_time, pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.rules.names import Permit, meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS
-from django_redislock.rules.stored import Owner, is_number
+from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -383,13 +383,11 @@ def _held_back(owner: Owner, holds: str) -> str:
 
 def _deferred(owner: Owner) -> str:
     """A clause on how often the owner's run was deferred before; "" if it was not."""
-    times, _, rest = owner.deferred.partition(" ")
-    since, _, holder = rest.partition(" ")
-    if not (times and since and is_number(times) and is_number(since, 10)):
+    if (deferral := owner.deferral) is None:
         return ""
-    count = "once" if times == "1" else f"{times} times"
-    by = f", the last time because it was held by {holder}" if holder else ""
-    return f", after it was deferred {count} since {_time(int(since))}{by}"
+    count = "once" if deferral.times == 1 else f"{deferral.times} times"
+    by = f", the last time because it was held by {deferral.by}" if deferral.by else ""
+    return f", after it was deferred {count} since {_time(deferral.since)}{by}"
 
 
 def _time(at: float) -> str:

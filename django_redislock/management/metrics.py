@@ -304,19 +304,11 @@ def _only_skipped(record: held.Record, job: str) -> float:
 
 def _of_job(record: held.Record) -> Iterator[Sample]:
     labels = {"alias": record.alias, "job_name": visible(record.name)}
-    last = {
-        "success": record.last_success,
-        "failure": record.last_failure,
-        "skip": record.last_skip,
-        "abandoned": record.last_abandoned,
-        "unended": record.last_unended,
-    }
-    for outcome, run in last.items():
-        if run:
-            # A run may be abandoned for a reason in many words.
-            reason = run.why if outcome == "skip" else ""
-            told = {**labels, "outcome": outcome, "reason": reason}
-            yield Sample("redislock_job_last_timestamp_seconds", run.at, told)
+    for outcome, run in record.last.items():
+        # A run may be abandoned for a reason in many words.
+        reason = run.why if outcome == "skip" else ""
+        told = {**labels, "outcome": outcome, "reason": reason}
+        yield Sample("redislock_job_last_timestamp_seconds", run.at, told)
     yield Sample("redislock_job_skips", record.skips, labels)
     yield Sample("redislock_job_runs", len(record.under_way), labels)
     longest = max((run.ago for run in record.under_way), default=0.0)

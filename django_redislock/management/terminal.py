@@ -6,7 +6,7 @@ import re
 import time
 import unicodedata
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.utils.timezone import localtime
@@ -14,10 +14,11 @@ from django.utils.timezone import localtime
 from django_redislock.humanize import duration, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from django_redislock.completed_runs import CompletedRun
     from django_redislock.held import Detail, HeldLock, Record, Run, Waiter
+    from django_redislock.held_lock import Fact, Kind
     from django_redislock.rules.stored import Owner
 
 
@@ -211,7 +212,7 @@ def detail(
         it = f"permit {found.number} of {found.limit}" if found.limit > 1 else "it"
         yield f"{pasteable(found.name)}: nobody holds {it}"
     else:
-        yield from _facts(lock, found)
+        yield from _facts(lock.facts(*found.moments), 12)
     if found.others:
         yield ""
         yield "Other permits:"
@@ -233,7 +234,7 @@ def detail(
     if record:
         yield ""
         yield "Runs of the task:"
-        yield from indented(_record(record))
+        yield from indented(_facts(record.facts, 14))
     if found.past:
         yield ""
         yield "Held before, the latest first:"
@@ -352,56 +353,30 @@ def doing(owner: Owner) -> str:
     return task or owner.path or owner.command or owner.reason or "-"
 
 
-def _facts(lock: HeldLock, found: Detail) -> Iterator[str]:
-    who = lock.owner
-    taken, ends = (None if at is None else moment(at) for at in found.moments)
-    facts = {
-        "name": pasteable(lock.name),
-        "alias": lock.alias,
-        "where": lock.where,
-        "state": lock.shown_state,
-        "waits for": lock.waits_for,
-        "note": lock.note,
-        "permit": lock.permit,
-        "lease": lock.id,
-        "fence": lock.fence,
-        "held for": duration(lock.held_for),
-        "taken at": taken,
-        "expires in": f"{_expiry(lock)} {lock.ends}".rstrip(),
-        "expires at": ends,
-        "ttl": duration(lock.ttl),
-        "renewals": lock.renewals,
-        "waiters": lock.waiters,
-        "waited": duration(who.waited) if who.waited else None,
-        "belongs to": who.names,
-        "held by": who.operator,
-        "reason": who.reason,
-        "host": who.host,
-        "pid": f"{who.pid} (gone: no such process on this host)" if lock.gone else who.pid,
-        "thread": who.thread,
-        "task": who.task,
-        "task id": who.task_id,
-        "command": who.command,
-        "path": who.path,
-    }
-    for key, value in facts.items():
-        if value not in {"", None}:
-            yield f"{key:12}{visible(str(value))}"
+def _facts(facts: Iterable[Fact], wide: int) -> Iterator[str]:
+    """A line of each fact, with its label in so many columns."""
+    for label, value, kind in facts:
+        render = _RENDER.get(kind, str)
+        for one in value if kind == "runs" else [value]:
+            yield f"{label.lower():{wide}}{visible(render(one))}"
+
+
+_RENDER: dict[Kind, Callable[[Any], str]] = {
+    "name": pasteable,
+    "lock": pasteable,
+    "state": lambda lock: lock.shown_state,
+    "holder": lambda lock: place(lock.owner) + " (gone: no such process on this host)" * lock.gone,
+    "duration": duration,
+    "age": duration,
+    "left": lambda lock: f"{_expiry(lock)} {lock.ends}".rstrip(),
+    "moment": moment,
+    "run": lambda run: f"{run}, at {moment(run.at)}",
+    "runs": lambda run: f"for {duration(run.ago)}, {run.owner}, since {moment(run.at)}",
+}
 
 
 def _expiry(lock: HeldLock) -> str:
     return "never" if lock.expires_in is None else duration(lock.expires_in)
-
-
-def _record(found: Record) -> Iterator[str]:
-    """The lines of one record."""
-    for kind, run in found.last.items():
-        yield visible(f"{kind:14}{run}, at {moment(run.at)}")
-    if found.skips:
-        yield f"{'skips':14}{found.skips} since the last success"
-    for run in found.under_way:
-        since = moment(run.at)
-        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}, since {since}")
 
 
 def _ago(run: Run | None, otherwise: str = "-") -> str:

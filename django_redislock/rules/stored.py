@@ -83,7 +83,16 @@ def is_number(text: str, digits: int = 14) -> bool:
 
 
 _NUMBERS = ("pid", "limit")  # Of an owner.
+LONGEST_CHAR = 12  # Bytes of a character in JSON: two surrogates, such as \ud83d\ude00.
 LONGEST_WAITED = 366 * 86_400.0  # Seconds. A longer wait was not written by us.
+
+
+class Deferral(NamedTuple):
+    """How a task run was deferred before it got the lock."""
+
+    times: int
+    since: float  # Seconds since the epoch.
+    by: str  # The owner that was in its way last; "" if unknown.
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,10 @@ class Owner:
     def packed(self) -> bytes:
         """As the server keeps it: JSON without the empty fields, LONGEST_OWNER bytes at most."""
         known = {field: value for field, value in vars(self).items() if value}
-        for most in (LONGEST_FIELD, 40):  # Characters, of which each may need twelve bytes.
+        texts = sum(isinstance(value, str) for value in known.values())
+        # What each text may have, if all its characters are of the longest, and numbers too.
+        room = LONGEST_OWNER - LONGEST_ID - sum(len(field) + 24 for field in known)
+        for most in (LONGEST_FIELD, room // (LONGEST_CHAR * max(texts, 1))):
             shown = {k: v[:most] if isinstance(v, str) else v for k, v in known.items()}
             if self.task_id:
                 shown["task_id"] = _short_id(self.task_id)
@@ -145,6 +157,15 @@ class Owner:
     def is_task(self, task_id: str) -> bool:
         """Whether it is a run of this task, even if the server has only a part of a long id."""
         return _short_id(self.task_id) == _short_id(task_id)
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """What ``deferred`` says; None if its run was not deferred."""
+        times, _, rest = self.deferred.partition(" ")
+        since, _, by = rest.partition(" ")
+        if not (times and since and is_number(times) and is_number(since, 10)):
+            return None
+        return Deferral(int(times), float(since), by)
 
     @property
     def place(self) -> str:

@@ -57,6 +57,13 @@ def test_errors_survive_the_way_to_another_process(error):
         assert vars(twin) == vars(error)
 
 
+@pytest.mark.parametrize("kind", [LockTimeout, LockLost, LockUnavailable])
+def test_an_error_of_a_newer_version_with_more_data_can_be_read(kind):
+    error = kind("lottery")
+    error.args += ("something new",)
+    assert str(pickle.loads(pickle.dumps(error))) == str(kind(*error.args)) == str(kind("lottery"))
+
+
 def test_an_invalid_name_is_a_value_error_too():
     assert issubclass(InvalidLockName, ValueError)
 

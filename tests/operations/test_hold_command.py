@@ -291,7 +291,7 @@ def test_the_command_holds_shows_refuses_and_ends(locks):
     assert "by manage.py locks" in locks_command("list")[1]
     assert "DB upgrade" in locks_command("list")[1]
     shown = json.loads(locks_command("show", "lottery", "--json")[1])
-    assert (shown["state"], shown["reason"]) == ("held", "DB upgrade")
+    assert (shown["state"], shown["owner"]["reason"]) == ("held", "DB upgrade")
     status, says = locks_command("hold", "lottery", "--for", "1m")
     assert status == 1
     assert says.startswith("lottery is held already until ")

@@ -187,13 +187,13 @@ def test_a_lease_knows_for_how_long_it_was_queued(locks, spawn):
     lock = held.get("lottery")
     assert lock is not None
     assert 1.0 <= lock.owner.waited < HUNG
-    assert lock.as_dict()["waited"] == lock.owner.waited
+    assert lock.as_dict()["owner"]["waited"] == lock.owner.waited
     child.send("release")
     assert child.read() == "released"
     (past,) = [one for one in held.detail("lottery").past if one.id == lock.id]
     assert past.owner.waited == lock.owner.waited
     of_past = json.loads(locks_show("--json"))["past"]
-    assert [one["waited"] for one in of_past if one["id"] == lock.id] == [lock.owner.waited]
+    assert [one["owner"]["waited"] for one in of_past if one["id"] == lock.id] == [lock.owner.waited]
     shown, waited = locks_show(), re.escape(duration(lock.owner.waited))
     assert re.search(r"(?m)^  TAKEN +WAITED +HELD FOR ", shown)
     assert re.search(rf"(?m)^  .* ago +{waited} .*{lock.id}", shown)
