@@ -9,8 +9,8 @@ LockError
 └── InvalidLockName  the name cannot be a lock's name (also a ValueError)
 
 The arguments of an exception are its data, so that it survives pickling and Celery's result
-backends. ``__str__`` makes the sentence. New arguments go to the end: a worker with an older version
-of the class leaves out those that it does not know (``*newer``).
+backends. ``__str__`` makes the sentence. New arguments go to the end: a worker with an older
+version of the class leaves out those that it does not know (``*newer``).
 """
 
 from __future__ import annotations

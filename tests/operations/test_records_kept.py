@@ -193,7 +193,8 @@ def test_a_lease_knows_for_how_long_it_was_queued(locks, spawn):
     (past,) = [one for one in held.detail("lottery").past if one.id == lock.id]
     assert past.owner.waited == lock.owner.waited
     of_past = json.loads(locks_show("--json"))["past"]
-    assert [one["owner"]["waited"] for one in of_past if one["id"] == lock.id] == [lock.owner.waited]
+    (shown,) = [one for one in of_past if one["id"] == lock.id]
+    assert shown["owner"]["waited"] == lock.owner.waited
     shown, waited = locks_show(), re.escape(duration(lock.owner.waited))
     assert re.search(r"(?m)^  TAKEN +WAITED +HELD FOR ", shown)
     assert re.search(rf"(?m)^  .* ago +{waited} .*{lock.id}", shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -232,7 +232,15 @@ def test_an_owner_is_packed_into_four_kilobytes():
     assert Owner.unpack(replace(fits, reason="z" * (spare - 12)).packed.decode()).host == "x" * 200
     for more in (replace(fits, reason="z" * (spare - 11)), replace(owner, reason=wide * 200)):
         assert len(more.packed) <= 4096
-        assert Owner.unpack(more.packed.decode()).host == "x" * 40
+        assert 40 < len(Owner.unpack(more.packed.decode()).host) < 60  # By how many fields it has.
+
+
+def test_an_owner_fits_however_many_of_its_fields_are_full():
+    wide = "\U0001f512" * 4000
+    texts = {field.name: wide for field in fields(Owner) if field.type == "str"}
+    full = Owner(pid=4194304, limit=1024, waited=1234567.891, **texts)
+    assert len(full.packed) <= 4096
+    assert len(Owner.unpack(full.packed.decode()).host) > 10
 
 
 @pytest.mark.parametrize(("length", "is_whole"), [(28, True), (29, False)])
