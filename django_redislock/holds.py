@@ -29,7 +29,7 @@ from django_redislock.holder import (
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished
-from django_redislock.rules.forms import Attempt, Release
+from django_redislock.rules.forms import Attempt, Release, release, release_again
 from django_redislock.rules.lease_state import Granted, LeaseState, granted_by
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
@@ -474,6 +474,7 @@ class Holds:
 
     def _end(self, success: bool, *, block: bool, hold: Hold | None = None) -> None:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
+        form: Release | None = None
         try:
             hold = hold or self._hold_to_end(block=block)
             if (
@@ -489,19 +490,20 @@ class Holds:
                 if form.is_plain:
                     hold.backend.begin(form)
                 if form.reply != RELEASED:
-                    hold.backend.run(self._release(hold, form, success, block=block), form)
+                    hold.backend.run(self._release(hold, form, success), form)
                 elif signals.lock_released.receivers:
                     signals.lock_released.send_robust(**self._news_of_release(hold, success))
         except LockError:
             raise
         except BaseException:
             hold = hold or self._hold_to_end(block=block)
-            if hold is not None and (undo := self._undo(hold, block=block)):
+            if hold is not None and (undo := self._undo_end(hold, form, block=block)):
                 hold.backend.run(undo)
             raise
 
     async def _aend(self, success: bool, *, block: bool, hold: Hold | None = None) -> None:
         """See _end()."""
+        form: Release | None = None
         try:
             hold = hold or self._hold_to_end(block=block)
             if form := self._let_go(hold, success, block=block):
@@ -509,7 +511,7 @@ class Holds:
                 if form.is_plain:
                     await hold.backend.abegin(form)
                 if form.reply != RELEASED:
-                    await hold.backend.arun(self._release(hold, form, success, block=block), form)
+                    await hold.backend.arun(self._release(hold, form, success), form)
                 elif signals.lock_released.receivers:
                     news = self._news_of_release(hold, success)
                     await signals.lock_released.asend_robust(**news)
@@ -517,9 +519,17 @@ class Holds:
             raise
         except BaseException:
             hold = hold or self._hold_to_end(block=block)
-            if hold is not None and (undo := self._undo(hold, block=block)):
+            if hold is not None and (undo := self._undo_end(hold, form, block=block)):
                 await hold.backend.arun(undo)
             raise
+
+    def _undo_end(self, hold: Hold, form: Release | None, *, block: bool) -> Flow[bool] | None:
+        """After an interrupt: as _undo(), once the server has noted what *form* leaves behind."""
+        undo = self._undo(hold, block=block)
+        if undo is None or form is None or not (form.is_plain and form.notes):
+            return undo
+        # If the flow has it, the flow has sent it again.
+        return undo if form.is_told or form.reply is not None else _released_again(form, undo)
 
     def _let_go(self, hold: Hold | None, success: bool, *, block: bool) -> Release | None:
         """Rely on the lease no more. Returns its release, or None if an outer acquire goes on."""
@@ -564,16 +574,13 @@ class Holds:
         ended = ("done" if success else "failed") if noted or self._run else ""
         once = options.once if success else 0.0
         return Release(
-            *(
-                lease.name,
-                state.token,
-                hold.terms,
-                state.min_hold,
-                once,
-                ended,
-                state.lost,
-                state.permit,
-            )
+            lease,
+            hold.terms,
+            insist=block,
+            ended=ended,
+            once=once,
+            run=self._run,
+            retention=backend.retention,
         )
 
     def _ends_a_lease(self, hold: Hold) -> bool:
@@ -620,7 +627,7 @@ class Holds:
         finally:
             hold.lease.state.transactions_are_over()
 
-    def _release(self, hold: Hold, form: Release, success: bool, *, block: bool) -> Flow[None]:
+    def _release(self, hold: Hold, form: Release, success: bool) -> Flow[None]:
         lease, backend = hold.lease, hold.backend
         assert lease is not None
         state = lease.state
@@ -628,24 +635,8 @@ class Holds:
         if state.is_lost:
             yield from self._clear_up(hold, state.lost_reason(now))
             raise state.loss(now)
-        ending = flows.Ending(
-            lease.name,
-            state.token,
-            lease.id,
-            lease.owner,
-            state.deadline,
-            state.ends,
-            form.min_hold,
-            form.once,
-            hold.terms.operation_timeout,
-            block,
-            form.ended,
-            self._run,
-            backend.retention,
-            state.permit,
-        )
         try:
-            reason = yield from flows.release(ending)
+            reason = yield from release(form)
         except LockUnavailable as error:
             yield from self._tell_unavailable(hold, error, form.sent or now)
             raise
@@ -706,3 +697,8 @@ class Holds:
     @property
     def _is_of_task(self) -> bool:
         return self._run is not None
+
+
+def _released_again(form: Release, undo: Flow[bool]) -> Flow[bool]:
+    yield from release_again(form)
+    return (yield from undo)

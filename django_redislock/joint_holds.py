@@ -340,11 +340,11 @@ class Part(Holds):
         """Rely on it no more; its release follows."""
         self._ending = self._let_go(self.hold, success, block=True)
 
-    def releasing(self, success: bool, *, block: bool) -> Flow[None] | None:
+    def releasing(self, success: bool) -> Flow[None] | None:
         """Its release; None if an outer acquire holds it further."""
         if self._ending is None:
             return None
-        return self._release(self.hold, self._ending, success, block=block)
+        return self._release(self.hold, self._ending, success)
 
     def of_transactions(self) -> Part:
         """The part for transactions to hold."""
@@ -494,8 +494,8 @@ class JointHolds(Holds):
     def _ends_a_lease(self, hold: Hold) -> bool:
         return any(part.hold.lease.state.times_held == 1 for part in hold.parts)
 
-    def _release(self, hold: Hold, form: Release, success: bool, *, block: bool) -> Flow[None]:
-        releasing = [part.releasing(success, block=block) for part in hold.parts]
+    def _release(self, hold: Hold, form: Release, success: bool) -> Flow[None]:
+        releasing = [part.releasing(success) for part in hold.parts]
         yield from together([flow for flow in releasing if flow is not None])
 
     def _hold_of_transactions(self, hold: Hold) -> Hold:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import random
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -31,12 +30,9 @@ from django_redislock.rules.lease_state import (
 )
 from django_redislock.rules.options import ONE_TRY
 from django_redislock.rules.replies import (
-    FORCED,
     GIVEN,
-    RELEASED,
     AcquireArgs,
     BusyReply,
-    ConcludeArgs,
     DoneReply,
     EndlessReply,
     FinishedReply,
@@ -528,85 +524,6 @@ def undo(
     return False
 
 
-class Ending(NamedTuple):
-    """One release."""
-
-    name: str
-    token: str
-    id: str
-    owner: Owner
-    deadline: float  # Until when the lease is certainly ours.
-    ends: float  # When it ends at the latest; see Granted.
-    min_hold: float
-    once: float
-    operation_timeout: float
-    insist: bool  # Try until the lease ends, as leaving a block does.
-    ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
-    run: RunMarker | None = None
-    retention: str = ""  # How the records of runs and leases are kept, see stored.retention_of().
-    permit: int = 1
-
-    @property
-    def leaves_something(self) -> bool:
-        """Whether something is to stay behind, besides what is only for listings."""
-        return bool(self.min_hold or self.once or self.run)
-
-
-def release(ending: Ending) -> Flow[LostReason | None]:
-    """End a lease. Returns None, or why it was lost before.
-
-    Raises:
-        LockUnavailable: The server refused, or did not answer.
-    """
-    call = release_call(ending)
-    try:
-        answer = yield from answer_to(call, ending.ends if ending.insist else -math.inf)
-    except (GeneratorExit, LockUnavailable):
-        raise
-    except BaseException:
-        with suppress(Unanswered, Refused):
-            yield call._replace(within=min(UNDO_WITHIN, call.within), shielded=True)
-        raise
-    if answer.value == RELEASED:
-        return None
-    # The first try may have worked, if it was sent while the lease was ours (R6).
-    in_time = answer.unanswered_since < ending.deadline
-    if not in_time or answer.value == FORCED:
-        return lost_because(answer.value.decode())
-    if ending.leaves_something and answer.now >= ending.deadline:
-        # Perhaps the lease ended by itself, before any try was carried out.
-        raise LockUnavailable(
-            ending.name,
-            "the server did not answer its release before the lease must have ended, and may not"
-            " have noted what was to stay behind",
-        )
-    return None
-
-
-def release_call(ending: Ending) -> Call:
-    """The first step of :func:`release`."""
-    within = ONE_TRY * ending.operation_timeout
-    if not (ending.min_hold or ending.once or ending.ended):
-        return Call(scripts.RELEASE, ending.name, (ending.token,), within, permit=ending.permit)
-    return Call(
-        scripts.CONCLUDE,
-        ending.name,
-        ConcludeArgs(
-            token=ending.token,
-            id=ending.id,
-            min_hold=milliseconds(ending.min_hold) if ending.min_hold else 0,
-            once=milliseconds(ending.once) if ending.once else 0,
-            owner=ending.owner.packed,
-            ended=ending.ended,
-            run=ending.run.id if ending.run else "",
-            recognised_for=milliseconds(ending.run.recognised_for) if ending.run else 0,
-            retention=ending.retention,
-        ),
-        within,
-        permit=ending.permit,
-    )
-
-
 class HandOver(NamedTuple):
     """The end of a lease, and the next lease, which the bearer of the baton may take up."""
 
@@ -618,7 +535,7 @@ class HandOver(NamedTuple):
     owner: Owner
     operation_timeout: float
     permit: int = 1
-    retention: str = ""  # See Ending.
+    retention: str = ""  # See forms.Release.
 
 
 def hand_over(over: HandOver) -> Flow[LostReason | None]:

@@ -3,37 +3,49 @@
 A backend may do them before there is a flow. The usual answers need no flow: the lock is granted,
 at once or by the bell, or it is released. The flow is told any other answer: it begins with the
 same steps, and goes on from there. Forms and flows call the same functions to read an answer.
+
+The flow of an acquire is in flows.py, that of a release here: it reads only its form.
 """
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from os import urandom
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django_redislock import process
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import (
     CIRCLE_AFTER,
+    UNDO_WITHIN,
+    answer_to,
     confirmation,
     listens_until,
     milliseconds,
     take_up,
 )
+from django_redislock.rules.lease_state import lost_because
 from django_redislock.rules.replies import (
+    FORCED,
+    RELEASED,
     AcquireArgs,
     GrantedRing,
     QueuedReply,
     read_ring,
     read_try,
 )
-from django_redislock.rules.steps import Answer, Bell, Call, Tell
+from django_redislock.rules.steps import Answer, Bell, Call, Refused, Tell, Unanswered
 from django_redislock.rules.stored import NO_MARKERS, renews_flag
 
 if TYPE_CHECKING:
-    from django_redislock.rules.lease_state import Granted
+    from django_redislock.exceptions import LostReason
+    from django_redislock.rules.flows import RunMarker
+    from django_redislock.rules.lease_state import Granted, LeaseState
     from django_redislock.rules.options import Terms
     from django_redislock.rules.scripts import Script
-    from django_redislock.rules.steps import Trouble
+    from django_redislock.rules.steps import Flow, Trouble
     from django_redislock.rules.stored import DoneMarkers, Owner
 
 
@@ -215,35 +227,123 @@ class Attempt(Form):
         return take_up(handed_over, self._queued, self.sent, now, self.terms.first_ttl)
 
 
+class Ending(Protocol):
+    """A lease, as far as its release tells of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def owner(self) -> Owner: ...
+    @property
+    def state(self) -> LeaseState: ...
+
+
 class Release(Form):
-    """The form of a release.
+    """The release of a lease.
 
     Attributes:
-        is_plain: Whether nothing stays behind, and the lease was not lost. Else the flow does all
-            steps: an interrupt must not lose what is to be noted.
-        min_hold, once, ended: What stays behind; see flows.Ending.
+        insist: Whether to try until the lease ends, as leaving a block does.
+        min_hold: Seconds since the grant for which the lock stays taken.
+        once: Seconds for which the name counts as done.
+        ended: "done" or "failed", if the lease is to be in the timeline.
+        run: The run that ends with the lease, if any.
+        retention: How the records of runs and leases are kept, see stored.retention_of().
+        notes: Whether the server is to note anything of these.
     """
 
     script = scripts.RELEASE
     args = 1
+    notes = False
 
     def __init__(
         self,
-        name: str,
-        token: str,
+        lease: Ending,
         terms: Terms,
-        min_hold: float,
-        once: float,
-        ended: str,
-        lost: object,
-        permit: int = 1,
+        *,
+        insist: bool,
+        ended: str = "",
+        once: float = 0.0,
+        run: RunMarker | None = None,
+        retention: str = "",
     ) -> None:
-        self.name = name
-        self.permit = permit
-        self.token = token
+        state = lease.state
+        self.name, self.id, self.owner = lease.name, lease.id, lease.owner
+        self.state, self.token, self.permit = state, state.token, state.permit
         self.terms = terms
-        self.min_hold = min_hold
+        self.insist = insist
+        self.min_hold = state.min_hold
         self.once = once
         self.ended = ended
-        self.is_plain = not (min_hold or once or ended or lost)
+        self.run = run
+        self.retention = retention
+        if ended or once or state.min_hold:
+            self.notes = True
+            self.script = scripts.CONCLUDE
+            self.args = 9
+        self.is_plain = not state.lost
         self.made_in = process.current
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether the server is to note more than what is only for listings."""
+        return bool(self.min_hold or self.once or self.run)
+
+    @property
+    def arguments(self) -> tuple[str | bytes | int, ...]:
+        """What its script takes, see lua/release.lua and lua/conclude.lua."""
+        if not self.notes:
+            return (self.token,)
+        return (
+            self.token,
+            self.id,
+            milliseconds(self.min_hold) if self.min_hold else 0,
+            milliseconds(self.once) if self.once else 0,
+            self.owner.packed,
+            self.ended,
+            self.run.id if self.run else "",
+            milliseconds(self.run.recognised_for) if self.run else 0,
+            self.retention,
+        )
+
+    def call(self) -> Call:
+        """Its first step."""
+        within = self.terms.one_try
+        return Call(self.script, self.name, self.arguments, within, permit=self.permit)
+
+
+def release(form: Release) -> Flow[LostReason | None]:
+    """End a lease. Returns None, or why it was lost before.
+
+    Raises:
+        LockUnavailable: The server refused, or did not answer.
+    """
+    try:
+        answer = yield from answer_to(form.call(), form.state.ends if form.insist else -math.inf)
+    except (GeneratorExit, LockUnavailable):
+        raise
+    except BaseException:
+        yield from release_again(form)
+        raise
+    if answer.value == RELEASED:
+        return None
+    # The first try may have worked, if it was sent while the lease was ours (R6).
+    in_time = answer.unanswered_since < form.state.deadline
+    if not in_time or answer.value == FORCED:
+        return lost_because(answer.value.decode())
+    if form.is_promise and answer.now >= form.state.deadline:
+        # Perhaps the lease ended by itself, before any try was carried out.
+        raise LockUnavailable(
+            form.name,
+            "the server did not answer its release before the lease must have ended, and may not"
+            " have noted what was to stay behind",
+        )
+    return None
+
+
+def release_again(form: Release) -> Flow[None]:
+    """After an interrupt: the server may not have got the release."""
+    with suppress(Unanswered, Refused):
+        call = form.call()
+        yield call._replace(within=min(UNDO_WITHIN, call.within), shielded=True)

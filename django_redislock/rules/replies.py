@@ -54,20 +54,6 @@ class AcquireArgs(NamedTuple):
     owner: bytes
 
 
-class ConcludeArgs(NamedTuple):
-    """See lua/conclude.lua."""
-
-    token: str
-    id: str
-    min_hold: int  # ms
-    once: int  # ms
-    owner: bytes
-    ended: str  # "done", "failed" or "".
-    run: str
-    recognised_for: int  # ms
-    retention: str
-
-
 class AnnounceArgs(NamedTuple):
     """See lua/announce.lua."""
 

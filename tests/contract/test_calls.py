@@ -20,15 +20,15 @@ import pytest
 from asgiref.sync import SyncToAsync
 
 import django_redislock
-from django_redislock import distributed_lock
+from django_redislock import distributed_lock, single_instance
 from django_redislock.backends.redis.calling import Caller, FirstSteps
 from django_redislock.conf import Conf
-from django_redislock.rules import flows, scripts
-from django_redislock.rules.forms import Attempt, Release
+from django_redislock.rules import flows
+from django_redislock.rules.flows import RunMarker
+from django_redislock.rules.forms import Attempt, release
 from django_redislock.rules.options import Options, terms_of
-from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, Owner
-from tests.support.others import against_rival, queued, rival
+from tests.support.others import against_rival, queued, release_form, rival
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -92,6 +92,36 @@ def test_a_cycle_is_a_short_way(locks):
             pass
         ways.append(trace.way)
     assert one_is_at_most(ways, calls=36, files=10, switches=23), ways
+
+
+def test_a_run_of_a_job_is_a_short_way(locks):
+    locks.on(locks.server, TTL=60)
+
+    @single_instance
+    def job():
+        pass
+
+    ways = []
+    for _ in range(WARM):
+        with Trace() as trace:
+            job()
+        ways.append(trace.way)
+    assert one_is_at_most(ways, calls=54, files=15, switches=41), ways
+
+
+async def test_an_awaited_run_of_a_job_is_a_short_way(locks):
+    locks.on(locks.server, TTL=60)
+
+    @single_instance
+    async def job():
+        pass
+
+    ways = []
+    for _ in range(WARM):
+        with Trace() as trace:
+            await job()
+        ways.append(trace.way)
+    assert one_is_at_most(ways, calls=70, files=16, switches=47), ways
 
 
 async def test_a_cycle_of_a_task_is_a_short_way(locks):
@@ -164,7 +194,8 @@ def test_a_form_is_the_call_that_its_flow_begins_with(wait, renew, markers):
         flows.confirmation(form.name, form.token, terms.first_ttl, terms.renews), ""
     )
 
-    release = Release(form.name, form.token, terms, 0.0, 0.0, "", None)
-    call = Call(scripts.RELEASE, form.name, (form.token,), terms.one_try)
-    assert release.is_plain
-    assert steps.command(release) == CALLER.packed(call, "")
+    run = RunMarker("a-run", 60.0)
+    for noted in {}, {"ended": "done", "once": wait, "run": run, "retention": "1/2"}:
+        form = release_form("lottery", form.token, form.id, form.owner, **noted)
+        (call,) = islice(release(form), 1)
+        assert steps.command(form) == CALLER.packed(call, "")

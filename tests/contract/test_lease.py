@@ -24,7 +24,7 @@ from django_redislock.rules.lease_state import Renewal
 from tests.support.attempts import attempt
 from tests.support.faults import slack
 from tests.support.matrix import UNSCRIPTED, everywhere, needs_scripts, on_servers
-from tests.support.others import ending_of, held_by_other
+from tests.support.others import held_by_other, release_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
@@ -753,17 +753,19 @@ def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place:
     assert lock.acquire()
     lease = lock.lease
     assert lease is not None
-    ending = ending_of(lease)._replace(ended="done")
+    form = release_of(lease, ended="done")
 
-    def answer(ending):
-        return backends["default"].run(flows.result_of(flows.release_call(ending)))
+    def answer():
+        return backends["default"].run(flows.result_of(form.call()))
 
-    assert answer(ending) == b"released"
-    assert answer(ending) == b"released"
+    assert answer() == b"released"
+    assert answer() == b"released"
     with held_by_other("lottery"):
-        assert answer(ending) == b"released"
+        assert answer() == b"released"
         # Of another lease, and of one that was not noted so, it is not known.
-        assert answer(ending._replace(id="0" * 16)) == b"taken"
-        assert answer(ending._replace(ended="failed")) == b"taken"
+        form.id = "0" * 16
+        assert answer() == b"taken"
+        form.id, form.ended = lease.id, "failed"
+        assert answer() == b"taken"
     with pytest.raises(LockLost):
         lock.release()

@@ -20,10 +20,12 @@ from django_redislock import (
 )
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
+from django_redislock.rules.forms import release
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.support.attempts import attempt
 from tests.support.matrix import everywhere, in_turn, needs_scripts, places
+from tests.support.others import release_form
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
@@ -196,15 +198,9 @@ def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place
         return backend.run(flows.acquire(wanted, clock.now()))
 
     granted, theirs = acquire("a"), acquire("b")
-    ending = flows.Ending(
-        *("gpu", "b" * 32, "b" * 16, Owner(host="web"), theirs.deadline, theirs.ends, 0),
-        once=60,
-        operation_timeout=HUNG,
-        insist=False,
-        ended="done",
-        permit=theirs.permit,
-    )
-    assert backend.run(flows.release(ending)) is None
+    by = "gpu", "b" * 32, "b" * 16, Owner(host="web")
+    done = release_form(*by, once=60, ended="done", permit=theirs.permit)
+    assert backend.run(release(done)) is None
     assert isinstance(acquire("c"), flows.Done)
     again = acquire("a")
     assert (again.fence, again.permit) == (granted.fence, granted.permit)
@@ -225,17 +221,15 @@ def test_work_that_is_done_is_known_while_all_permits_are_held(
     wanted = attempt("gpu", "t" * 32, "a" * 16, owner, **asked)
     grant = backend.run(flows.acquire(wanted, clock.now()))
     assert isinstance(grant, flows.Granted)
-    ending = flows.Ending(
-        *("gpu", wanted.token, wanted.id, owner, grant.deadline, grant.ends, 0),
+    done = release_form(
+        *("gpu", wanted.token, wanted.id, owner),
         once=60 * is_once,
-        operation_timeout=HUNG,
-        insist=False,
         run=None if is_once else flows.RunMarker("a-run", 60),
         ended="done",
         retention=retention,
         permit=grant.permit,
     )
-    assert backend.run(flows.release(ending)) is None
+    assert backend.run(release(done)) is None
     again = attempt("gpu", "u" * 32, "b" * 16, owner, **asked)
     expected = flows.Done if is_once else flows.Finished
     with gpu(), gpu():

@@ -21,9 +21,10 @@ from django.conf import settings
 from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
+from django_redislock.rules.forms import release
 from django_redislock.rules.keys import fence_key, index_key, lock_keys
 from tests.support.matrix import everywhere, needs_scripts, on_servers, unscripted
-from tests.support.others import ending_of, held_by_other, waiters
+from tests.support.others import held_by_other, release_of, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
@@ -302,8 +303,9 @@ def test_04_a_naive_lock_does_not_stand_this_test(
 async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: ServerPlace) -> None:
     backend = backends["default"]
     async with way.entered(distributed_lock("lottery")) as lease:
-        ending = ending_of(lease)._replace(token="0" * 32)
-        assert backend.run(flows.release(ending)) == "taken"
+        form = release_of(lease)
+        form.token = "0" * 32
+        assert backend.run(release(form)) == "taken"
         with pytest.raises(LockMisuse):
             await way.release(distributed_lock("lottery"))
         await way.ensure_held(lease, verify=True)

@@ -644,6 +644,19 @@ def test_r4_a_signal_while_a_release_awaits_its_answer_ends_the_lease(locks, pro
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("rule", ["hold", "delayreply:30"])
+def test_r4_a_signal_while_a_release_awaits_its_answer_loses_nothing_that_stays(rule, locks, proxy):
+    lock = distributed_lock(NAME, ttl=60, min_hold=60)
+    lock.acquire()
+    rule = proxy.rule_for_script(scripts.CONCLUDE.sha, rule)
+    with signal_when(lambda: rule.hits):
+        lock.release()
+    seen = held.get(NAME)
+    assert seen is not None
+    assert seen.state == "cooling"
+
+
 def wait_until_terminated(ttl):
     """In a child: wait for the lock; SIGTERM ends the process as Celery's worker does."""
 

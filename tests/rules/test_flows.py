@@ -28,13 +28,12 @@ from django_redislock.rules.flows import (
     UNDO_WITHIN,
     Busy,
     Done,
-    Ending,
     Finished,
     FirstInLine,
     Granted,
     RunMarker,
 )
-from django_redislock.rules.forms import Attempt
+from django_redislock.rules.forms import Attempt, release
 from django_redislock.rules.lease_state import Renewal, drift
 from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.replies import AcquireArgs
@@ -53,6 +52,7 @@ from django_redislock.rules.steps import (
 )
 from django_redislock.rules.stored import DoneMarkers, Holding, Owner, read_holding
 from tests.support.attempts import attempt
+from tests.support.others import release_form
 
 NAME = "lottery"
 TOKEN = "0123456789abcdef" * 2
@@ -990,19 +990,9 @@ def test_unavailable_is_told_although_the_undo_is_unanswered():
 
 
 def releasing(**fields):
-    defaults = {
-        "name": NAME,
-        "token": TOKEN,
-        "id": ID,
-        "owner": OWNER,
-        "deadline": 5.0,
-        "ends": fields.get("deadline", 5.0),
-        "min_hold": 0.0,
-        "once": 0.0,
-        "operation_timeout": OPERATION_TIMEOUT,
-        "insist": False,
-    }
-    return Stage(flows.release(Ending(**{**defaults, **fields})))
+    deadline = fields.setdefault("deadline", 5.0)
+    fields = {"ends": deadline, "operation_timeout": OPERATION_TIMEOUT, **fields}
+    return Stage(release(release_form(NAME, TOKEN, ID, OWNER, **fields)))
 
 
 def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind():

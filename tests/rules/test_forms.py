@@ -7,11 +7,12 @@ import pytest
 from django_redislock import process
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import listens_until, take_up
-from django_redislock.rules.forms import Attempt, Form, Release
+from django_redislock.rules.forms import Attempt, Form
 from django_redislock.rules.options import Terms
 from django_redislock.rules.replies import GrantedRing, QueuedReply
 from django_redislock.rules.steps import Answer, Bell, Call
 from django_redislock.rules.stored import DoneMarkers, Owner
+from tests.support.others import release_form
 
 OWNER = Owner(host="web-1", pid=7)
 TERMS = Terms(
@@ -80,7 +81,7 @@ def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess():
 @pytest.mark.parametrize(("wait", "waits"), [(0.0, False), (0.1, True), (5.0, True)])
 def test_only_who_waits_must_be_rung(wait, waits):
     assert Attempt("lottery", OWNER, TERMS._replace(wait=wait)).waits is waits
-    release = Release("lottery", "token", TERMS, 0.0, 0.0, "", None)
+    release = release_form("lottery", "token", "id", OWNER)
     assert (release.waits, release.replicas, release.is_told) == (False, 0, False)
 
 
@@ -148,19 +149,23 @@ def test_the_flow_is_told_what_was_answered_in_that_order():
     assert form.answers == [answer, form.bell, None]
 
 
-def test_a_release_is_a_form_if_nothing_stays_behind():
-    form = Release("lottery", "token", TERMS, 1.0, 2.0, "done", None)
-    assert (form.script, form.args) == (scripts.RELEASE, 1)
-    assert (form.name, form.token, form.terms, form.permit) == ("lottery", "token", TERMS, 1)
-    assert Release("lottery", "token", TERMS, 0.0, 0.0, "", None, 2).permit == 2
-    assert (form.min_hold, form.once, form.ended) == (1.0, 2.0, "done")
+def test_a_release_is_a_form():
+    form = release_form("lottery", "token", "id", OWNER)
+    assert (form.script, form.arguments, form.args) == (scripts.RELEASE, ("token",), 1)
+    assert (form.name, form.token, form.permit) == ("lottery", "token", 1)
+    assert release_form("lottery", "token", "id", OWNER, permit=2).permit == 2
     assert form.made_in is process.current
-    assert Release("lottery", "token", TERMS, 0.0, 0.0, "", None).is_plain
+    assert form.is_plain
+    assert not form.notes
 
 
-@pytest.mark.parametrize(
-    "left", [(1.0, 0.0, "", None), (0.0, 1.0, "", None), (0.0, 0.0, "done", None)]
-)
-def test_a_release_that_leaves_something_behind_is_none(left):
-    assert not Release("lottery", "token", TERMS, *left).is_plain
-    assert not Release("lottery", "token", TERMS, 0.0, 0.0, "", "expired").is_plain
+@pytest.mark.parametrize("left", [{"min_hold": 1.0}, {"once": 1.0}, {"ended": "done"}])
+def test_a_release_that_leaves_something_behind_is_one_too(left):
+    form = release_form("lottery", "token", "id", OWNER, **left)
+    assert (form.script, len(form.arguments)) == (scripts.CONCLUDE, form.args)
+    assert form.is_plain
+    assert form.notes
+
+
+def test_the_release_of_a_lease_that_was_lost_is_left_to_its_flow():
+    assert not release_form("lottery", "token", "id", OWNER, lost="expired").is_plain

@@ -15,7 +15,6 @@ from django_redislock.rules.stored import Wait
     ("script", "args"),
     [
         (scripts.ACQUIRE, replies.AcquireArgs),
-        (scripts.CONCLUDE, replies.ConcludeArgs),
         (scripts.ANNOUNCE, replies.AnnounceArgs),
     ],
     ids=lambda one: getattr(one, "name", ""),

@@ -5,7 +5,7 @@ held_by_other       another machine holds the lock during a block; in whatever p
 held_by             the same, by a machine and for a task that a list can name
 rival               a lock of another process, to acquire, to hand over, to wait; on a server only.
                     It goes straight there, also while the test's own locks meet a faulty network
-ending_of           a release of a lease that its own handle does not send
+release_of          a release of a lease that its own handle does not send
 hold                what a child process does that holds the lock; see processes.py
 ==================  ===============================================================================
 """
@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from django_redislock import distributed_lock, held
-from django_redislock.rules import flows
+from django_redislock.conf import Conf
+from django_redislock.rules.forms import Release
+from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests.support.processes import hear, say
@@ -42,21 +45,36 @@ def held_by(name, host="web-3", task="", ttl=60, limit=None):
     return held_by_other(name, ttl=ttl, owner=owner, limit=limit)
 
 
-def ending_of(lease):
-    """A release of *lease* that leaves nothing behind, for a flow."""
-    return flows.Ending(
-        name=lease.name,
-        token=lease.state.token,
-        id=lease.id,
-        owner=lease.owner,
-        deadline=0.0,
-        ends=0.0,
-        min_hold=0.0,
-        once=0.0,
-        operation_timeout=HUNG,
-        insist=False,
-        permit=lease.state.permit,
+def release_of(lease, **noted):
+    """A release of *lease*, which leaves behind what is *noted*, for a flow."""
+    state = lease.state
+    return release_form(
+        *(lease.name, state.token, lease.id, lease.owner), permit=state.permit, **noted
     )
+
+
+def release_form(
+    name,
+    token,
+    id,  # noqa: A002
+    owner,
+    *,
+    deadline=0.0,
+    ends=0.0,
+    min_hold=0.0,
+    permit=1,
+    lost=None,
+    operation_timeout=HUNG,
+    insist=False,
+    **noted,
+):
+    """A release without a lease."""
+    state = SimpleNamespace(
+        token=token, permit=permit, deadline=deadline, ends=ends, min_hold=min_hold, lost=lost
+    )
+    lease = SimpleNamespace(name=name, id=id, owner=owner, state=state)
+    terms = terms_of(Options(), Conf(alias="default"), lambda _: operation_timeout)
+    return Release(lease, terms, insist=insist, **noted)
 
 
 def add_rival(settings, locks, **options):

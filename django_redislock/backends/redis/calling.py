@@ -27,7 +27,7 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import confirmation, milliseconds
-from django_redislock.rules.forms import Attempt
+from django_redislock.rules.forms import Attempt, Release
 from django_redislock.rules.keys import channel, lock_keys, prefix_of
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 from django_redislock.rules.stored import NO_MARKERS, renews_flag
@@ -419,8 +419,9 @@ class FirstSteps:
         """The command of a form, without the channel. The parts that never change are cached."""
         head = _head(self._caller.prefix, form.name, form.permit, form.script, form.args)
         token = form.token.encode()
-        if not isinstance(form, Attempt):
-            return b"%b$32\r\n%b\r\n" % (head, token)
+        if isinstance(form, Release):
+            return head + (_bulk(form.arguments) if form.notes else b"$32\r\n%b\r\n" % token)
+        assert isinstance(form, Attempt)
         terms, owner = form.terms, form.owner.packed
         first, last = _of_terms(terms.first_ttl, form.waits, terms.renews)
         markers = b"$0\r\n\r\n" if form.markers is NO_MARKERS else _bulk((form.markers.packed,))

@@ -21,7 +21,6 @@ from django_redislock.rules.replies import (
     RENEWED,
     AcquireArgs,
     BusyReply,
-    ConcludeArgs,
     EndlessReply,
     LookReply,
 )
@@ -190,10 +189,10 @@ def _release(
 
 
 def _conclude(keys: Keys, execute: Execute, *args: Any) -> Decision:
-    request: Any = ConcludeArgs(*args)
-    if request.once or request.recognised_for:
+    token, _, min_hold, once, _, _, _, recognised_for, _ = args
+    if once or recognised_for:
         _refuse()  # Scripts were forbidden after the lease began.
-    return _release(keys, execute, request.token, request.min_hold)
+    return _release(keys, execute, token, min_hold)
 
 
 def _leave(keys: Keys, execute: Execute, token: bytes, fence: bytes = b"") -> Decision:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Busy, Ending, Granted, HandOver
+from django_redislock.rules.flows import Busy, Granted, HandOver
+from django_redislock.rules.forms import release
 from django_redislock.rules.lease_state import LeaseState, Renewal
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Answer, Bell, Call, Listen, Pause, Tell
@@ -24,6 +25,7 @@ from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
 from tests.rules.model.promises import Violation, belongs, check_command, check_end
 from tests.rules.model.server import Server
 from tests.support.attempts import the_attempt
+from tests.support.others import release_form
 
 if TYPE_CHECKING:
     from django_redislock.rules.forms import Attempt
@@ -377,20 +379,8 @@ class World:
             return f"{who} gives back what may be left", self._reached(after, who, node)
         if client.lost:
             return f"{who} leaves, knowing that it was lost", self._leave(state, who, client)
-        ending = Ending(
-            NAME,
-            token,
-            _id(token),
-            OWNER,
-            client.deadline,
-            client.ends,
-            0.0,
-            0.0,
-            OPERATION_TIMEOUT,
-            insist=True,
-            permit=client.permit,
-        )
-        node = self.book.start(flows.release, state.now, ending)
+        ending = token, client.deadline, client.ends, client.permit
+        node = self.book.start(_releasing, state.now, *ending)
         releasing = client._replace(phase="releasing")
         return f"{who} releases", self._reached(_with(state, who, releasing), who, node)
 
@@ -599,6 +589,12 @@ def _is_held(state, client):
 
 def _token(who, round):  # noqa: A002
     return f"{who}{round}".ljust(32, "0")
+
+
+def _releasing(token, deadline, ends, permit):
+    left = {"deadline": deadline, "ends": ends, "operation_timeout": OPERATION_TIMEOUT}
+    form = release_form(NAME, token, _id(token), OWNER, permit=permit, insist=True, **left)
+    return release(form)
 
 
 def _id(token):
