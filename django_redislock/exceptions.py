@@ -54,7 +54,7 @@ class LockTimeout(LockError):
             if unknown.
         cooling: Whether the lock cools down: its owner is done, and min_hold keeps it taken.
         alias: The alias of the lock in REDISLOCK.
-        reason: If an operator holds the lock (`manage.py locks hold`): why, or "" if none was
+        reason: If an operator has paused the lock (`manage.py locks pause`): why, or "" if none was
             given. Else None.
     """
 
@@ -80,8 +80,8 @@ class LockTimeout(LockError):
         if self.cooling:
             says, ends = f"it cools down after {who}", ", and is free in {:.1f} s"
         elif self.reason is not None:
-            says = ": ".join(filter(None, (f"held by {who}", self.reason)))
-            ends = "; this hold ends in {:.1f} s"
+            says = ": ".join(filter(None, (f"paused by {who}", self.reason)))
+            ends = "; this pause ends in {:.1f} s"
         else:
             says, ends = f"held by {who}", "; its lease ends in {:.1f} s unless it is renewed"
         if left is not None and math.isfinite(left):

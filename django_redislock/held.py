@@ -1,4 +1,4 @@
-"""The locks that are held right now, for programs: list, look, force a release, hold.
+"""The locks that are held right now, for programs: list, look, force a release, pause.
 
 The admin page and ``manage.py locks`` are made of these. They raise ImproperlyConfigured if the
 settings of the alias are wrong.
@@ -40,7 +40,7 @@ from django_redislock.rules.names import Permit, check_name, meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION, Options
 from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import HOLD, TOKEN_LENGTH, Owner, read_holding
+from django_redislock.rules.stored import PAUSE, TOKEN_LENGTH, Owner, read_holding
 from django_redislock.task_runs import MOST_NAMES, Record, Records, Run, job, record, records
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from django_redislock.options import Seconds
     from django_redislock.rules.replies import LookReply
 
-LONGEST_HOLD = 30 * 86400.0  # Seconds: people forget a longer hold.
+LONGEST_PAUSE = 30 * 86400.0  # Seconds: people forget a longer pause.
 
 audit = logs.logger("django_redislock.audit")
 
@@ -358,19 +358,21 @@ def force_release(
     return True
 
 
-def hold_seconds(lasts: Seconds) -> float:
-    """The seconds of a hold, checked.
+def pause_seconds(lasts: Seconds) -> float:
+    """The seconds of a pause, checked.
 
     Raises:
         ValueError: The time is no duration, or shorter than a second, or longer than 30 days.
     """
-    found = seconds(lasts, "The time of a hold", least=1.0)
-    if found > LONGEST_HOLD:
-        raise ValueError(f"The time of a hold must be at most 30 days, not {found / 86400:g} days.")
+    found = seconds(lasts, "The time of a pause", least=1.0)
+    if found > LONGEST_PAUSE:
+        raise ValueError(
+            f"The time of a pause must be at most 30 days, not {found / 86400:g} days."
+        )
     return found
 
 
-def hold(
+def pause(
     name: str,
     lasts: Seconds,
     *,
@@ -379,11 +381,11 @@ def hold(
     using: str = DEFAULT_ALIAS,
     wait: float = 0.0,
 ) -> bool:
-    """Keep the lock *name* from everybody for a while, as for maintenance; see unhold().
+    """Keep the lock *name* from everybody for a while, as for maintenance; see resume().
 
-    If somebody holds the lock, the hold begins after that lease, before all waiters. Of a lock with
-    a limit, the hold has all permits as soon as the first is free: runs under the others go on to
-    their end, and nobody gets a permit. The time counts from now.
+    If somebody holds the lock, the pause begins after that lease, before all waiters. Of a lock
+    with a limit, the pause has all permits as soon as the first is free: runs under the others go
+    on to their end, and nobody gets a permit. The time counts from now.
 
     Args:
         name: The lock, never a permit of it: "gpu#2" is the lock of that name.
@@ -392,32 +394,32 @@ def hold(
         reason: Why, shown beside the operator.
         using: Alias in REDISLOCK.
         wait: On a quorum, seconds to wait until nobody else holds the lock, since a quorum has no
-            queue. The time of the hold counts from then.
+            queue. The time of the pause counts from then.
 
     Returns:
-        Whether the hold has begun; False if it begins after the lease of the present holder.
+        Whether the pause has begun; False if it begins after the lease of the present holder.
 
     Raises:
         ValueError: The time is too short or too long, or nobody is named.
-        LockTimeout: Another hold is in the way; the error has its reason. Or, on a quorum, anybody
+        LockTimeout: Another pause is in the way; the error has its reason. Or, on a quorum, anybody
             else holds the lock.
         InvalidLockName: The name cannot be a lock's name.
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    ttl = hold_seconds(lasts)
+    ttl = pause_seconds(lasts)
     if not by:
         raise ValueError("by must name the operator.")
     attempt = _attempt_of_operator(name, by, reason, backend, ttl)
-    attempt.is_hold = True
+    attempt.is_pause = True
     try:
-        outcome = backend.run(flows.hold(attempt, backend.clock()))
+        outcome = backend.run(flows.pause(attempt, backend.clock()))
         if isinstance(outcome, flows.Busy) and outcome.reason is None and wait:
             # An undo of the first token may still be on its way (R4).
             attempt = _attempt_of_operator(name, by, reason, backend, ttl, wait)
-            outcome = backend.run(flows.hold(attempt, backend.clock()))
+            outcome = backend.run(flows.pause(attempt, backend.clock()))
     except LockUnavailable:
-        text = "Lock %r (%s): whether it is held for %.0f s is unknown, by %r, reason %r"
+        text = "Lock %r (%s): whether it is paused for %.0f s is unknown, by %r, reason %r"
         extra = logs.of(lock=attempt.name, alias=using, lease=attempt.id, reason=reason or None)
         audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
         raise
@@ -432,10 +434,10 @@ def hold(
         )
     extra = logs.of(lock=attempt.name, alias=using, lease=attempt.id, reason=reason or None)
     if begun := isinstance(outcome, Granted):
-        text = "Lock %r (%s): held for %.0f s by %r, reason %r"
+        text = "Lock %r (%s): paused for %.0f s by %r, reason %r"
         audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
     else:
-        text = "Lock %r (%s): a hold is pending, for %.0f s by %r, reason %r"
+        text = "Lock %r (%s): a pause is pending, for %.0f s by %r, reason %r"
         audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
     return begun
 
@@ -443,18 +445,18 @@ def hold(
 def _attempt_of_operator(
     name: str, by: str, reason: str, backend: Backend, ttl: float, wait: float = 0.0
 ) -> Attempt:
-    """An attempt whose token shows everybody that the lease is a hold."""
-    # The time of the hold says nothing of how soon a server must answer.
+    """An attempt whose token shows everybody that the lease is a pause."""
+    # The time of the pause says nothing of how soon a server must answer.
     terms = backend.terms(Options(wait=wait, renew=False))
     terms = terms._replace(first_ttl=ttl, certain=certain_for(ttl), unavailable_after=math.inf)
     owner = Owner(operator=by, reason=reason)
     attempt = Attempt(check_name(name), owner, terms, backend.conf.replicas_ack)
-    attempt.token = (HOLD + attempt.token)[:TOKEN_LENGTH]
+    attempt.token = (PAUSE + attempt.token)[:TOKEN_LENGTH]
     return attempt
 
 
-def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
-    """End the hold of the lock *name*; the next waiter gets the lock. Other leases stay.
+def resume(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
+    """End the pause of the lock *name*; the next waiter gets the lock. Other leases stay.
 
     Args:
         name: The lock.
@@ -462,7 +464,7 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
         by: The operator, for the audit log.
 
     Returns:
-        Whether there was a hold, begun or not.
+        Whether there was a pause, begun or not.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
@@ -470,18 +472,18 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
     """
     backend = backends[using]
     name = check_name(name)
-    call = Call(scripts.UNHOLD, name, (backend.retention,), backend.within)
+    call = Call(scripts.RESUME, name, (backend.retention,), backend.within)
     try:
         answer = backend.run(flows.answer_to(call))
     except LockUnavailable:
-        text = "Lock %r (%s): whether its hold was ended is unknown, by %r"
+        text = "Lock %r (%s): whether its pause was ended is unknown, by %r"
         audit.warning(text, name, using, by, extra=logs.of(lock=name, alias=using))
         raise
-    # If the first try was not answered, it may have ended the hold.
+    # If the first try was not answered, it may have ended the pause.
     if not answer.value and answer.unanswered_since == math.inf:
         return False
     owner = Owner.unpack(answer.value.decode(errors="replace"))
-    text = "Lock %r (%s): hold of %r, reason %r, ended by %r"
+    text = "Lock %r (%s): pause of %r, reason %r, ended by %r"
     extra = logs.of(lock=name, alias=using, reason=owner.reason or None)
     audit.warning(text, name, using, owner.operator, owner.reason, by, extra=extra)
     return True
@@ -547,6 +549,8 @@ def _read_look(
         state = "foreign"
     elif expires_in is None:
         state = "no-expiry"
+    elif holding.owner.operator:
+        state = "paused"
     elif holding.state == "cooling":
         state = "cooling"
     elif holding.renews and holding.ttl and expires_in < _least_left(backend, holding.ttl):
@@ -614,11 +618,11 @@ __all__ = [
     "every",
     "force_release",
     "get",
-    "hold",
     "job",
     "list",
+    "pause",
     "record",
     "records",
+    "resume",
     "similar",
-    "unhold",
 ]

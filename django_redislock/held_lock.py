@@ -100,7 +100,7 @@ def known_facts(*facts: Fact) -> list[Fact]:
     return [fact for fact in facts if fact.value not in {None, "", ()}]
 
 
-State = Literal["held", "cooling", "overdue", "no-expiry", "foreign"]
+State = Literal["held", "cooling", "paused", "overdue", "no-expiry", "foreign"]
 STATES = (*get_args(State), "permit")  # A selection may name these.
 Ended = Literal["done", "failed", "forced", "expired"]
 
@@ -271,8 +271,8 @@ class Waiter(Jsonable):
 
     @property
     def note(self) -> str:
-        """What it is, if it is no waiter like others: an operator's hold that has not begun."""
-        return "pending hold" if self.owner.operator else ""
+        """What it is, if it is no waiter like others: an operator's pause that has not begun."""
+        return "pending pause" if self.owner.operator else ""
 
 
 @dataclass(frozen=True, kw_only=True)

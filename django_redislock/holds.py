@@ -86,7 +86,7 @@ class Hold:
         )
 
     def is_of(self, holder: object) -> bool:
-        """Whether it is a hold of *holder*."""
+        """Whether it is a pause of *holder*."""
         if self.lease is None or self.lease.state.holder() is not holder:
             return False
         caller = self.lease.state.caller
@@ -136,7 +136,7 @@ class Holds:
         return None
 
     def _hold_to_end(self, *, block: bool) -> Hold | None:
-        """The hold to end, by a release or the end of a *block*: the caller's last, or else the
+        """The pause to end, by a release or the end of a *block*: the caller's last, or else the
         only one of that kind. A release never ends another's block."""
         # A copy: other threads take out theirs meanwhile, and a loop would pass over one of ours.
         every = tuple(self._holds)
@@ -153,7 +153,7 @@ class Holds:
         me = current_holder()
         over = [other for other in tuple(self._holds) if other.over and other.is_of(me)]
         if over and not hold.block:
-            # Released and acquired again within a block: the block's end ends this hold.
+            # Released and acquired again within a block: the block's end ends this pause.
             hold.block = True
             self._holds.append(hold)
             self._remove(over[-1])
@@ -172,8 +172,8 @@ class Holds:
     def _drop(self, hold: Hold, *, block: bool) -> int:
         """End *hold*. Returns how many acquires of its lease are left.
 
-        A hold of a block stays in the list until the block ends. Without it, the end of the block
-        would find a hold of another thread.
+        A pause of a block stays in the list until the block ends. Without it, the end of the block
+        would find a pause of another thread.
         """
         lease = hold.lease
         assert lease is not None
@@ -197,7 +197,7 @@ class Holds:
         """As acquire(), with the whole outcome. For the package's own integrations.
 
         Args:
-            block: Whether ``__exit__()`` ends the hold, as of a block; else ``release()`` does.
+            block: Whether ``__exit__()`` ends the pause, as of a block; else ``release()`` does.
             since: When the whole wait began, if this is a part of it. The caller tells if it runs
                 out.
         """
@@ -313,7 +313,7 @@ class Holds:
                 if not may_be_held:
                     lost = lost or state
                     continue
-                # First: after an interrupt where this begins, the hold has no lease to give back.
+                # First: after an interrupt where this begins, the pause has no lease to give back.
                 state.nest()
                 hold.lease = lease
                 self._add(hold)
@@ -605,7 +605,7 @@ class Holds:
         return transactions.by_hand()
 
     def _hold_of_transactions(self, hold: Hold) -> Hold:
-        """A hold of the same lease for transactions; it counts as over until they have it."""
+        """A pause of the same lease for transactions; it counts as over until they have it."""
         terms = hold.terms._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, block=True)
         theirs.lease, theirs.over = hold.lease, True

@@ -57,7 +57,7 @@ class HeldLock(models.Model):
         default_permissions = ("view",)
         permissions = [
             ("force_release_heldlock", "Can force release held locks"),
-            ("hold_heldlock", "Can hold locks, so that nobody gets them"),
+            ("pause_heldlock", "Can pause locks, so that nobody gets them"),
         ]
 
     def __str__(self) -> str:

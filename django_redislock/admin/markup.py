@@ -31,6 +31,7 @@ GONE = "The process that took it does not exist on this host any more."
 STATES = {
     "held": ("held", "Somebody holds it."),
     "cooling": ("cooling down", "Its owner is done; min_hold keeps it taken for a while."),
+    "paused": ("paused", "An operator keeps it from everybody."),
     "overdue": (
         "overdue",
         "A renewal was due and was missed: its owner is stopped, cut off or dead.",

@@ -1,7 +1,7 @@
 """The admin's page of held locks: their holders, since when, and a way to free them.
 
 A page is read-only but for two acts, each by POST alone and with a permission of its own. One
-releases by force, after a confirmation, only the lease that was shown. The other holds a lock.
+releases by force, after a confirmation, only the lease that was shown. The other pauses a lock.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     )
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-    actions = ("force_release", "hold")
+    actions = ("force_release", "pause")
     change_list_template = "admin/django_redislock/heldlock/change_list.html"
 
     class Media:
@@ -96,9 +96,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Whether this user may see locks and release them by force."""
         return self._has_permission(request, "force_release")
 
-    def has_hold_permission(self, request: HttpRequest) -> bool:
+    def has_pause_permission(self, request: HttpRequest) -> bool:
         """Whether this user may see locks and keep them from everybody."""
-        return self._has_permission(request, "hold")
+        return self._has_permission(request, "pause")
 
     def _has_permission(self, request: HttpRequest, act: str) -> bool:
         codename = get_permission_codename(act, self.opts)
@@ -231,7 +231,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "name": markup.name(page.name),
             "refresh": REFRESH_SECONDS,
             "may_release": self.has_force_release_permission(request),
-            "may_hold": self.has_hold_permission(request),
+            "may_pause": self.has_pause_permission(request),
         }
         now = time.time()
         try:
@@ -263,10 +263,12 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_urls(self) -> list[Any]:
         """Add two: each is a confirmation and its act."""
-        view, hold_view = map(self.admin_site.admin_view, (self.force_release_view, self.hold_view))
+        view, pause_view = map(
+            self.admin_site.admin_view, (self.force_release_view, self.pause_view)
+        )
         return [
             path("force-release/", view, name="django_redislock_heldlock_force_release"),
-            path("hold/", hold_view, name="django_redislock_heldlock_hold"),
+            path("pause/", pause_view, name="django_redislock_heldlock_pause"),
             *super().get_urls(),
         ]
 
@@ -310,7 +312,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             if lock is not None and lock.id == id:
                 shown = {"title": markup.name(page.name), "reference": _reference(lock)}
                 locks.append((shown, markup.facts(lock.facts())))
-                states.add("hold" if lock.owner.operator else lock.state)
+                states.add(lock.state)
             else:
                 changed.append((visible(page.name), lock and _holder(lock)))
         if problems and not (locks or changed):
@@ -322,7 +324,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "problems": {visible(alias): problem for alias, problem in problems.items()},
             "locks": locks,
             "changed": changed,
-            "at_work": states - {"cooling", "foreign", "hold"},
+            "at_work": states - {"cooling", "foreign", "paused"},
             "states": states,
         }
         template = "admin/django_redislock/heldlock/force_release_confirmation.html"
@@ -380,87 +382,87 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             why = held.why_not_released(**_exactly(page))
             messages.warning(request, f"{lock} was not released. {why}")
 
-    # --- hold ---------------------------------------------------------------------------------
+    # --- pause --------------------------------------------------------------------------------
 
-    @admin.action(permissions=["hold"], description="Hold selected %(verbose_name_plural)s")
-    def hold(self, request: HttpRequest, queryset: Any) -> HttpResponse:
-        """Ask how long to hold the ticked locks, and why."""
+    @admin.action(permissions=["pause"], description="Pause selected %(verbose_name_plural)s")
+    def pause(self, request: HttpRequest, queryset: Any) -> HttpResponse:
+        """Ask how long to pause the ticked locks, and why."""
         references = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
-        return self._ask_to_hold(
+        return self._ask_to_pause(
             request, _with_all_permits(page for page, _ in filter(None, map(_referred, references)))
         )
 
-    def hold_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask how long and why; once that is known, hold the locks. Or end a hold."""
+    def pause_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask how long and why; once that is known, pause the locks. Or end a pause."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        if not self.has_hold_permission(request):
+        if not self.has_pause_permission(request):
             raise PermissionDenied
         wanted = map(LockPage.with_key, request.POST.getlist("lock"))
         pages = _with_all_permits(filter(None, wanted))
-        if "unhold" in request.POST:
-            act = partial(self._unhold, request)
+        if "resume" in request.POST:
+            act = partial(self._resume, request)
         elif "confirmed" in request.POST:
             try:
-                lasts = held.hold_seconds(parse_duration(request.POST.get("for", "").strip()))
+                lasts = held.pause_seconds(parse_duration(request.POST.get("for", "").strip()))
             except ValueError as error:
-                return self._ask_to_hold(request, pages, str(error))
-            act = partial(self._hold, request, lasts)
+                return self._ask_to_pause(request, pages, str(error))
+            act = partial(self._pause, request, lasts)
         else:
-            return self._ask_to_hold(request, pages)
+            return self._ask_to_pause(request, pages)
         acts = [(page, partial(act, page)) for page in pages]
         self._do(request, acts, "may be unchanged")
         if len(pages) == 1:
             return self._redirect("change", quote(pages[0].key))
         return self._redirect("changelist")
 
-    def _ask_to_hold(
+    def _ask_to_pause(
         self, request: HttpRequest, pages: list[LockPage], error: str = ""
     ) -> HttpResponse:
         if not pages:
             return self._redirect("changelist")
         context = {
-            **self._page_context(request, "Hold"),
+            **self._page_context(request, "Pause"),
             "pages": [{"title": markup.name(page.name), "key": page.key} for page in pages],
             "error": error,
             "for": request.POST.get("for", "1h"),
             "reason": request.POST.get("reason", ""),
         }
-        return TemplateResponse(request, "admin/django_redislock/heldlock/hold.html", context)
+        return TemplateResponse(request, "admin/django_redislock/heldlock/pause.html", context)
 
-    def _hold(self, request: HttpRequest, lasts: float, page: LockPage) -> None:
-        """Hold one lock, and say how that ended."""
+    def _pause(self, request: HttpRequest, lasts: float, page: LockPage) -> None:
+        """Pause one lock, and say how that ended."""
         reason = request.POST.get("reason", "")[:200]
         lock = f"The lock “{page}”"
         try:
-            begun = held.hold(
+            begun = held.pause(
                 page.name, lasts, by=_operator(request), reason=reason, using=page.alias
             )
         except LockTimeout as busy:
-            messages.warning(request, visible(f"{lock} was not held. {busy}"))
+            messages.warning(request, visible(f"{lock} was not paused. {busy}"))
             return
         except LockUnavailable:
-            note = f"Whether it is held for {duration(lasts)} is not known."
+            note = f"Whether it is paused for {duration(lasts)} is not known."
             self.log_change(request, page, f"{note} {visible(reason)}".strip())
             raise
-        self.log_change(request, page, f"Held for {duration(lasts)}. {visible(reason)}".strip())
+        self.log_change(request, page, f"Paused for {duration(lasts)}. {visible(reason)}".strip())
         after = "" if begun else " It begins when the lease in its way is over."
-        messages.success(request, f"{lock} is held for {duration(lasts)}.{after}")
+        messages.success(request, f"{lock} is paused for {duration(lasts)}.{after}")
 
-    def _unhold(self, request: HttpRequest, page: LockPage) -> None:
-        """End the hold of one lock."""
+    def _resume(self, request: HttpRequest, page: LockPage) -> None:
+        """End the pause of one lock."""
         try:
-            is_ended = held.unhold(page.name, using=page.alias, by=_operator(request))
+            is_ended = held.resume(page.name, using=page.alias, by=_operator(request))
         except LockUnavailable:
-            self.log_change(request, page, "Whether the hold was ended is not known.")
+            self.log_change(request, page, "Whether the pause was ended is not known.")
             raise
         if is_ended:
-            self.log_change(request, page, "The hold was ended.")
-            messages.success(request, f"The hold of “{page}” was ended.{_who_follows(page)}")
+            self.log_change(request, page, "The pause was ended.")
+            messages.success(request, f"The pause of “{page}” was ended.{_who_follows(page)}")
             return
         lock = held.get(page.name, using=page.alias)
         newer = lock is not None and lock.newer_format is not None and lock.note
-        messages.warning(request, newer or f"No operator held the lock “{page}”.")
+        messages.warning(request, newer or f"No operator had paused the lock “{page}”.")
 
 
 class _InDoubt(LockUnavailable):
@@ -477,7 +479,7 @@ def _exactly(page: LockPage) -> dict[str, Any]:
 
 
 def _with_all_permits(pages: Iterable[LockPage]) -> list[LockPage]:
-    """The pages of the locks, in place of those of their permits: a hold has all permits."""
+    """The pages of the locks, in place of those of their permits: a pause has all permits."""
     return [*dict.fromkeys(LockPage.named(page.permit.name, page.alias) for page in pages)]
 
 
@@ -507,7 +509,7 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
             }
             for one in detail.others
         ],
-        "has_hold": any(
+        "has_pause": any(
             who.owner.operator for who in (lock, *detail.others, *detail.waiters) if who
         ),
         "waiting": [markup.waiter(one) for one in detail.waiters],
@@ -531,7 +533,7 @@ def _outcome(seen: held.HeldLock | None, id: str) -> tuple[str, str]:  # noqa: A
     if seen and seen.state == "cooling":
         return done, f"{holder} was done with it."
     if seen and seen.owner.operator:
-        return done, f"That was the hold of {holder}."
+        return done, f"That was the pause of {holder}."
     return done, (
         f"The code of {holder} is not stopped; it learns of the loss at the next renewal of its"
         " lease, or at its end."

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # ``JobRun._skipped_by`` in run.py decides that.
 
-_REASONS = ("busy", "held", "cooling", "done", "duplicate")
+_REASONS = ("busy", "paused", "cooling", "done", "duplicate")
 _KEYS = {"skipped", "lock", "holder", "by", "ago", "reason", "expires_in"}
 
 _ENCODERS = ("json.encoder", "simplejson.encoder")
@@ -38,7 +38,7 @@ class Skipped(dict[str, Any]):
     ``if not import_catalogue("eu"): ...``. After a way through JSON it is a plain dictionary.
 
     Its keys:
-        skipped: Why: "busy" (somebody holds the lock), "held" (an operator keeps it from
+        skipped: Why: "busy" (somebody holds the lock), "paused" (an operator keeps it from
             everybody), "cooling" (min_hold keeps it), "done" (by once) or "duplicate" (of a Celery
             task run that has succeeded).
         lock: The name of the lock.

@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 RECOGNISED_FOR = 86_400.0
 NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
 # Skips that somebody wanted, so they are no warning.
-EXPECTED_SKIPS = ("cooling", "done", "held")
+EXPECTED_SKIPS = ("cooling", "done", "paused")
 
 # How a run ends once its body has begun. "lost": its lease was lost, however the body ended.
 # "interrupted": an exception from outside ended it, such as Ctrl-C or a cancellation. The last four
@@ -464,7 +464,7 @@ class JobRun:
             return self._skip(
                 "cooling", str(found), ago=found.ago, expires_in=left, reason=reason, by=holder
             )
-        why = "busy" if found.reason is None else "held"
+        why = "busy" if found.reason is None else "paused"
         return self._skip(why, str(found), reason=reason, holder=holder)
 
     @property

@@ -3,7 +3,7 @@
 -- limit    how many permits the lock has, for the record of a waiter; '' if one
 -- permit   what is answered behind the fence, if granted: ' ' and which permit it is; '' if the
 --          lock has one
--- hold_left  ms until a waiting hold no longer keeps the other permits from a waiter; nil if none does
+-- pause_left  ms until a waiting pause no longer keeps the other permits from a waiter; nil if none does
 -- popped   {token, ticket} of the asker, if it came first in the queue and was taken out of it; else nil
 -- refusal  what is answered if the asker is not to wait: 'busy', or 'own' if another delivery of its task run has it
 
@@ -77,7 +77,7 @@ if value then
   note_met(value, ms)
   if not confirm_by then
     list_until(digits(ms + left)) -- not ours
-    list_hold(call('ZRANGE', QUEUE, 0, 1)[2])
+    list_pause(call('ZRANGE', QUEUE, 0, 1)[2])
   elseif state == 'c' then
     left = math.min(left, confirm_by - ms)
     if left <= 0 then
@@ -107,14 +107,14 @@ if not left then
     return fence .. permit
   end
   value = call('GET', LOCK)
-  left = is_hold(value) and call('PTTL', LOCK) or CONFIRM_WITHIN
+  left = is_pause(value) and call('PTTL', LOCK) or CONFIRM_WITHIN
 end
 
-if mode == 'hold' then -- one at a time
+if mode == 'pause' then -- one at a time
   local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
-  if is_hold(value) then
+  if is_pause(value) then
     mode = 'try'
-  elseif first and first ~= token and is_hold(first) then
+  elseif first and first ~= token and is_pause(first) then
     local expiry, _, lasts, _, its_id, its_owner = string.match(record or '', RECORD)
     if expiry and tonumber(expiry) > ms then
       mode, left = 'try', expiry - ms
@@ -125,7 +125,7 @@ if mode == 'hold' then -- one at a time
   end
 end
 
-if mode ~= 'queue' and mode ~= 'hold' then
+if mode ~= 'queue' and mode ~= 'pause' then
   call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: a former master must not say so
   if mode == 'last' then
     dequeue(token)
@@ -137,13 +137,13 @@ if mode ~= 'queue' and mode ~= 'hold' then
 end
 
 local queued_before, lasts = call('ZSCORE', QUEUE, token), WAITER_TTL
-if mode == 'hold' then
+if mode == 'pause' then
   lasts, channel = tonumber(ttl), ''
   redis.pcall('ZADD', HELD, 'GT', ms + lasts, LOCK) -- the entry of a holder that dies would end sooner
 end
 if queued_before then
   ticket = digits(queued_before)
-elseif mode == 'hold' then
+elseif mode == 'pause' then
   ticket = '-' .. us
 elseif ticket == '0' then
   -- Not the bare clock: when it is set back, newcomers would overtake.
@@ -155,12 +155,12 @@ call('ZADD', QUEUE, ticket, token, ticket, record)
 if queued_before then -- not before: without members the key would be gone, and a slot on its way gets no new keys
   remove(token, ticket, record)
 end
-if mode == 'hold' and limit_of(call('ZRANGE', QUEUE, 2, 3)[2]) > 1 then
+if mode == 'pause' and limit_of(call('ZRANGE', QUEUE, 2, 3)[2]) > 1 then
   tell_waiter(1, math.min(left, lasts)) -- it may have another permit then
 end
--- The queue lives as long as a hold in it.
+-- The queue lives as long as a pause in it.
 if call('PEXPIRE', QUEUE, lasts, 'GT') == 0 then
   call('PEXPIRE', QUEUE, lasts, 'NX')
 end
 local its_owner = string.match(string.sub(value, 56, SIGHT), '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$') or ''
-return { 'queued', ticket, math.min(left, hold_left or left), us, queued_before and 0 or 1, its_owner }
+return { 'queued', ticket, math.min(left, pause_left or left), us, queued_before and 0 or 1, its_owner }

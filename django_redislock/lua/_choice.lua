@@ -1,8 +1,8 @@
 -- choice: which permit an acquire asks for, if there are waiters, or no permit is free.
 --
 -- No acquire passes the first waiter: only permits that this waiter may have count. All that are free go to the
--- waiters before this acquire. A hold on permit 1 keeps all permits from everybody. So does a hold that is first in
--- the queue, for hold_left ms.
+-- waiters before this acquire. A pause on permit 1 keeps all permits from everybody. So does a pause that is first in
+-- the queue, for pause_left ms.
 
 local ms = milliseconds(clock())
 
@@ -14,21 +14,21 @@ local function first_in_line()
     call('ZREM', QUEUE, first, record and is_of(record, first) and record or first)
     first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
   end
-  hold_left = nil
+  pause_left = nil
   if not first or first == token then
     return first, permits
   end
-  if is_hold(first) then
+  if is_pause(first) then
     local ends = string.match(record, RECORD)
-    hold_left = ends - ms
+    pause_left = ends - ms
   end
-  return first, math.min(permits, is_hold(first) and 1 or limit_of(record))
+  return first, math.min(permits, is_pause(first) and 1 or limit_of(record))
 end
 
 local first, most
 repeat
   first, most = first_in_line()
-  local is_held_back = values[1] and is_hold(values[1])
+  local is_held_back = values[1] and is_pause(values[1])
   chosen = is_held_back and 1 or first_free(most)
   local is_of_another = chosen and not is_held_back and first and first ~= token
   if is_of_another then

@@ -7,10 +7,10 @@
 --          begins so too: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews limit "|" id "|" owner
 --          limit: how many permits the lock has for this waiter; nothing for one
 --          With equal scores the shorter member comes first, so a waiter's token stands before its record.
--- hold     the lease by which an operator keeps a lock from everybody. While another lease is in its way, it stands
---          in the queue. Its token begins with "hold", its ticket is less than 0, its expiry is the end of the hold,
+-- pause    the lease by which an operator keeps a lock from everybody. While another lease is in its way, it stands
+--          in the queue. Its token begins with "hold", its ticket is less than 0, its expiry is the end of the pause,
 --          and its channel is ''. Nobody confirms, renews or releases it.
--- permits  a lock with a limit has several leases, and LOCK is one of them: see acquire_permit.lua. A hold is on the
+-- permits  a lock with a limit has several leases, and LOCK is one of them: see acquire_permit.lua. A pause is on the
 --          first, and keeps all of them from everybody.
 
 local RECORD = '^[^|]+|(%d+)|([^|]*)|(%d+)|([r-])%d*|(%x+)|(.*)$'
@@ -20,8 +20,8 @@ local function is_of(value, token)
   return string.sub(value, 1, 32) == token
 end
 
--- Whether a lease, or a member of the queue, is a hold.
-local function is_hold(value)
+-- Whether a lease, or a member of the queue, is a pause.
+local function is_pause(value)
   return string.sub(value, 1, 4) == 'hold'
 end
 
@@ -73,9 +73,9 @@ local function later_permit()
   return string.match(LOCK, '}:lock#(%d+)$')
 end
 
--- Lists the lock to the end of a hold that comes first, whose *record* this is: the lease before it may end sooner.
-local function list_hold(record)
-  if record and is_hold(record) and not later_permit() then
+-- Lists the lock to the end of a pause that comes first, whose *record* this is: the lease before it may end sooner.
+local function list_pause(record)
+  if record and is_pause(record) and not later_permit() then
     redis.pcall('ZADD', HELD, 'GT', string.match(record, RECORD) or 0, LOCK)
   end
 end
@@ -87,14 +87,14 @@ local function of_permit()
 end
 
 -- Takes the first waiter out of the queue. Returns {token, ticket, record, ticket}; {} if nobody waits; {false} if no
--- waiter may have this permit: the first one has a lower limit, or an operator's hold is there, or comes first.
+-- waiter may have this permit: the first one has a lower limit, or an operator's pause is there, or comes first.
 local function pop_waiter()
   local permit = later_permit()
   if permit then
     local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
     local value = redis.pcall('GET', (string.gsub(LOCK, '#%d+$', ''))) -- of another type, perhaps
-    local held_back = type(value) == 'string' and is_hold(value)
-    if first and (held_back or is_hold(first) or limit_of(record) < tonumber(permit)) then
+    local held_back = type(value) == 'string' and is_pause(value)
+    if first and (held_back or is_pause(first) or limit_of(record) < tonumber(permit)) then
       return { false }
     end
   end
@@ -121,14 +121,14 @@ end
 -- Returns *owner*. If it has queued for a second or longer, this text says for how long (s), for the timeline.
 local function with_wait(owner, ticket, us)
   local waited = (us - ticket) / 1000000
-  if waited >= 0.9995 and tonumber(ticket) > 0 and string.sub(owner, 1, 2) == '{"' then -- no hold
+  if waited >= 0.9995 and tonumber(ticket) > 0 and string.sub(owner, 1, 2) == '{"' then -- no pause
     return '{"waited":' .. string.format('%.3f', waited) .. ',' .. string.sub(owner, 2)
   end
   return owner
 end
 
 -- Grants the lock to *first*, or to the next waiter if *first* cannot be rung. The grant is unconfirmed, unless it is
--- a hold. Returns the token, nil without waiters, or false if no waiter may have the lock. If *me* comes first, it is
+-- a pause. Returns the token, nil without waiters, or false if no waiter may have the lock. If *me* comes first, it is
 -- awake and asking: returns it and its ticket, and grants nothing. Each waiter is taken out of the queue before it is
 -- rung: a server that accepts no writes refuses the first step, and would allow the second.
 local function hand_over(first, previous, me)
@@ -140,7 +140,7 @@ local function hand_over(first, previous, me)
     -- server time of the grant.
     local fence = new_fence(us, previous)
     local left = (tonumber(expiry) or 0) - milliseconds(us)
-    local held_back = left > 0 and is_hold(token)
+    local held_back = left > 0 and is_pause(token)
     if held_back or left > 0 and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us .. of_permit()) > 0 then
       if held_back then
         ttl, channel = digits(left), ''

@@ -1,7 +1,7 @@
 -- acquire: ask for the lock: first try, resend, look, confirmation and last look alike.
 -- KEYS  all of them with done markers; without, those up to HELD
 -- ARGV  token, id, ttl (ms), mode, ticket, markers, renews, owner, channel
---       mode: try (do not queue), queue, last (leave the queue if not granted), hold (queue before all others; a
+--       mode: try (do not queue), queue, last (leave the queue if not granted), pause (queue before all others; a
 --       grant there needs no confirmation: see _queue.lua)
 --       ticket: place in the queue to go back to, 0 for a new one
 --       markers: which done markers make it pointless, see _done_markers.lua; '' for none
@@ -16,5 +16,5 @@ local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
-local limit, permit, refusal, hold_left, popped = '', '', 'busy' -- of a lock with one permit: acquire_permit.lua
+local limit, permit, refusal, pause_left, popped = '', '', 'busy' -- of a lock with one permit: acquire_permit.lua
 -- include _acquire

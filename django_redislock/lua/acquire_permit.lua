@@ -18,7 +18,7 @@ for number = 2, permits do
   locks[number] = LOCK .. '#' .. number
 end
 local values = call('MGET', unpack(locks))
-local chosen, refusal, hold_left, popped
+local chosen, refusal, pause_left, popped
 
 -- The permit that this token has, if this is a resend, a look or a confirmation. Else the permit of another delivery
 -- of the same task run: this delivery does not wait. Markers with a retention are a run's; if a

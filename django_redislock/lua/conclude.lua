@@ -38,7 +38,7 @@ if cooling then
   call('PEXPIRE', LOCK, left)
   call('SETRANGE', LOCK, 32, 'k')
   redis.pcall('ZADD', HELD, ms + left, LOCK)
-  list_hold(tell_waiter(0, left))
+  list_pause(tell_waiter(0, left))
 else
   pass_on(value)
 end

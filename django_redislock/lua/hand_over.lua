@@ -21,5 +21,5 @@ local us = clock()
 local fence = new_fence(us, (read(value)))
 grant(next_token, id, within, '-', owner, fence, us, BATON, within)
 note_past(value, 'done', milliseconds(us), retention)
-list_hold(tell_waiter(0, tonumber(within)))
+list_pause(tell_waiter(0, tonumber(within)))
 return 'given'

@@ -1,4 +1,4 @@
--- look: the state of a lock, by acquire's rules; the lock stays as it is, unless a hold is due.
+-- look: the state of a lock, by acquire's rules; the lock stays as it is, unless a pause is due.
 -- A lease that is seen for the first time may be noted for the timeline, see _past.lua.
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters (beyond 1000,
@@ -13,7 +13,7 @@ local LOCK, QUEUE, FENCE, PAST, HELD, WAITS = unpack(KEYS)
 local ms = milliseconds(clock())
 local value, id, strange = sight()
 local left = call('PTTL', LOCK)
-if left == -2 and is_hold(redis.pcall('ZRANGE', QUEUE, 0, 0)[1] or '') then
+if left == -2 and is_pause(redis.pcall('ZRANGE', QUEUE, 0, 0)[1] or '') then
   pass_on(value) -- the lease in its way has ended by itself
   value, id, strange = sight()
   left = call('PTTL', LOCK)

@@ -40,7 +40,7 @@ if is_mine then
 else
   since = ms
   grant(token, id, ttl, renews, owner, fence, us, '')
-  list_hold(call('ZRANGE', QUEUE, 0, 1)[2])
+  list_pause(call('ZRANGE', QUEUE, 0, 1)[2])
 end
 if started then
   started(id, tonumber(since), owner, string.match(markers, '^.([^|]*)|'))

@@ -162,7 +162,7 @@ def add_acts(parser: CommandParser, version: str) -> None:
     )
     _add_confirmation(act)
 
-    _add_hold(add_act)
+    _add_pause(add_act)
 
     act = add_act(
         "clean",
@@ -217,25 +217,25 @@ def add_acts(parser: CommandParser, version: str) -> None:
     )
 
 
-def _add_hold(add_act: Callable[..., CommandParser]) -> None:
+def _add_pause(add_act: Callable[..., CommandParser]) -> None:
     """Add the acts by which an operator keeps a lock from everybody."""
-    hold = add_act(
-        "hold",
+    pause = add_act(
+        "pause",
         "Keep a lock from everybody for a while: runs are skipped as held, and name the operator"
-        " and the reason. A run that holds it goes on to its end; then the hold begins.",
+        " and the reason. A run that holds it goes on to its end; then the pause begins.",
     )
-    unhold = add_act("unhold", "End such a hold. The lease of a run is left alone.")
-    for act in (hold, unhold):
+    resume = add_act("resume", "End such a pause. The lease of a run is left alone.")
+    for act in (pause, resume):
         act.add_argument("name", metavar="NAME", help=f"{NAME}; it has all its permits")
-    hold.add_argument(
+    pause.add_argument(
         "--for",
         dest="lasts",
-        type=_hold_seconds,
+        type=_pause_seconds,
         required=True,
         metavar="TIME",
         help="from now: 90s, 10m, 1h30m, 2d; at most 30d",
     )
-    hold.add_argument("--reason", default="", metavar="TEXT", help="why, for all who are told")
+    pause.add_argument("--reason", default="", metavar="TEXT", help="why, for all who are told")
 
 
 def _add_once(add_act: Callable[..., CommandParser]) -> None:
@@ -460,9 +460,9 @@ def _ping(text: str) -> Ping:
         raise ArgumentTypeError(str(error)) from None
 
 
-def _hold_seconds(text: str) -> float:
+def _pause_seconds(text: str) -> float:
     try:
-        return held.hold_seconds(parse_duration(text))
+        return held.pause_seconds(parse_duration(text))
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

@@ -199,11 +199,11 @@ def _of_leases(
         if past.owner.task:
             ended += ": its process was killed, or it lost the lease"
         if past.until is not None and past.lasted is not None:
-            how = "The hold ended" if past.owner.operator else _ENDED[past.ended]
+            how = "The pause ended" if past.owner.operator else _ENDED[past.ended]
             ended = f"{how} at {_time(past.until)}, after {duration(past.lasted)}"
         got = _got(past.owner, detail.number)
         if past.owner.operator:
-            got = _held_back(past.owner, "held")
+            got = _paused(past.owner, "paused")
         says = f"{got} (lease {past.id}, fence {past.fence}). {ended}."
         yield Fact(past.since, detail.name, says, past.owner)
     now = detail.server_time
@@ -215,7 +215,7 @@ def _of_leases(
         place = f"{counted(before, 'waiter')} before it" if before else "the next to get it"
         says = f"{_who(waiter.owner)} began to wait for the lock. It is waiting now, {place}."
         if waiter.owner.operator:
-            says = f"{_held_back(waiter.owner, 'will hold')}, as soon as it is free."
+            says = f"{_paused(waiter.owner, 'will pause')}, as soon as it is free."
         yield Fact(now - waiter.waiting_for, detail.name, says, waiter.owner)
 
 
@@ -228,7 +228,7 @@ def _holder(lock: held.HeldLock, now: float) -> str:
         ends = f"The lock expires at {_time(now + lock.expires_in)} {lock.ends}".rstrip() + "."
     lease = f"lease {lock.id}, fence {lock.fence}"
     if lock.owner.operator:
-        return f"{_held_back(lock.owner, 'holds')} ({lease}). {ends}"
+        return f"{_paused(lock.owner, 'has paused')} ({lease}). {ends}"
     if lock.newer_format is not None:
         return f"{_got(lock.owner, lock.number)} (lease {lock.id}). {lock.note} {ends}"
     got = f"{_got(lock.owner, lock.number)} ({lease})."
@@ -375,10 +375,10 @@ def _got(owner: Owner, permit: int | None = None) -> str:
     return f"{_who(owner)} got {what}{_deferred(owner)}"
 
 
-def _held_back(owner: Owner, holds: str) -> str:
-    """The clause about an operator's hold, with its reason."""
+def _paused(owner: Owner, paused: str) -> str:
+    """The clause about an operator's pause, with its reason."""
     why = f", because of {owner.reason!r}" if owner.reason else ""
-    return f"{owner.operator} {holds} the lock from everybody{why}"
+    return f"{owner.operator} {paused} the lock{why}"
 
 
 def _deferred(owner: Owner) -> str:

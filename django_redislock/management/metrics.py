@@ -230,7 +230,7 @@ def _by_name(using: str, locks: held.HeldLocks) -> dict[str, _OfName]:
     found: dict[str, _OfName] = {}
     for lock in locks:
         name = lock.key.name
-        # An operator's hold is no work, and nobody works while a lock cools down.
+        # An operator's pause is no work, and nobody works while a lock cools down.
         is_work = lock.state != "cooling" and not lock.owner.operator
         is_counted = waited_for.get(name) is lock
         one = _OfName(

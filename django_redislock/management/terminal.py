@@ -343,7 +343,7 @@ def place(owner: Owner) -> str:
 
 
 def waiter(one: Waiter) -> str:
-    """The same of a waiter, and whether it is a hold that has not begun."""
+    """The same of a waiter, and whether it is a pause that has not begun."""
     return f"{place(one.owner)} ({one.note})" if one.note else place(one.owner)
 
 

@@ -91,7 +91,7 @@ LONGEST_PAUSE = 0.128
 
 
 class FirstInLine(NamedTuple):
-    """The hold is first in the queue. It begins when the lease in its way is over."""
+    """The pause is first in the queue. It begins when the lease in its way is over."""
 
     ends_in: float  # Seconds until that lease must have ended.
 
@@ -121,7 +121,7 @@ class Busy(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """Why an operator keeps it from everybody; "" without a reason, None without a hold."""
+        """Why an operator keeps it from everybody; "" without a reason, None without a pause."""
         owner = self.holding.owner
         return visible(owner.reason) if owner.operator else None
 
@@ -213,8 +213,8 @@ def acquire(
         raise
 
 
-def hold(attempt: Attempt, now: float) -> Flow[Granted | FirstInLine | Busy]:
-    """Keep the lock from everybody for an operator, by an *attempt* with ``is_hold``.
+def pause(attempt: Attempt, now: float) -> Flow[Granted | FirstInLine | Busy]:
+    """Keep the lock from everybody for an operator, by an *attempt* with ``is_pause``.
 
     Raises:
         LockUnavailable: The server refused, or did not answer.
@@ -262,8 +262,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             match reply:
                 case bytes():
                     yield from _renounce(attempt, answer)
-                case QueuedReply() as queued if attempt.is_hold:
-                    return FirstInLine(in_seconds(queued.left_ms))  # type: ignore[return-value] # see hold()
+                case QueuedReply() as queued if attempt.is_pause:
+                    return FirstInLine(in_seconds(queued.left_ms))  # type: ignore[return-value] # see pause()
                 case QueuedReply() as queued:
                     # A waiter that confirms too late is passed over. It may go back to its old
                     # place in the queue once; from then on it joins at the end. Else a waiter that

@@ -119,13 +119,13 @@ class Attempt(Form):
         markers: The done markers that would make it pointless.
         limit: How many permits the lock has; any of them will do.
         queues: Whether it stands in the queue if it waits.
-        is_hold: Whether it is an operator's: queued before all waiters, unattended.
+        is_pause: Whether it is an operator's: queued before all waiters, unattended.
     """
 
     script = scripts.ACQUIRE
     args = len(AcquireArgs._fields) + 1
     queues = True
-    is_hold = False
+    is_pause = False
     _queued: QueuedReply
 
     def __init__(
@@ -158,8 +158,8 @@ class Attempt(Form):
     @property
     def mode(self) -> str:
         """How the first try asks: an acquire that may wait joins the queue at once."""
-        if self.is_hold:
-            return "hold"
+        if self.is_pause:
+            return "pause"
         return "queue" if self.waits and self.queues else "try"
 
     def call(self, mode: str, ticket: bytes, patience: float, within: float) -> Call:

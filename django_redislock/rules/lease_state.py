@@ -285,7 +285,7 @@ class LeaseState:
         self.times_held += 1  # One for the baton, so that the holder's is never the last.
 
     def transactions_are_over(self) -> None:
-        """The transactions are over and no longer hold it. unnest() was called before."""
+        """The transactions are over and no longer pause it. unnest() was called before."""
         self.transactions -= 1
 
     @property

@@ -47,7 +47,7 @@ class AcquireArgs(NamedTuple):
     token: str
     id: str
     ttl: int  # ms
-    mode: str  # "try", "queue", "last" or "hold".
+    mode: str  # "try", "queue", "last" or "pause".
     ticket: bytes  # b"0" for a new one.
     markers: str  # See DoneMarkers.packed.
     renews: str
@@ -226,7 +226,7 @@ class QueueEntry(NamedTuple):
     def since(self) -> float:
         """When it came, in seconds since the epoch: its ticket is the server time then.
 
-        The ticket of a hold is negative, so the hold is served first.
+        The ticket of a pause is negative, so the pause is served first.
         """
         return abs(int(self.ticket)) / 1e6
 

@@ -22,7 +22,7 @@ LONGEST_FIELD = 200  # Characters of each field of an owner.
 LONGEST_ID = 960  # Bytes of its task id. How that is cut depends on no other field.
 
 TOKEN_LENGTH = 32
-HOLD = "hold"  # The token of a hold begins with it; see lua/_queue.lua.
+PAUSE = "hold"  # The token of a pause begins with it, as it always has; see lua/_queue.lua.
 FORCED_VALUE_AT = 16  # Where the value begins in the key "forced"; see lua/_absence.lua.
 # The states of a lock, as its key holds them.
 HELD, UNCONFIRMED, COOLING = b"h", b"c", b"k"
@@ -108,7 +108,7 @@ class Owner:
     task_id: str = ""
     limit: int = 0  #: How many permits the lock has; 0 if it was taken without a limit.
     names: str = ""  #: "a, b" if it is one of several locks that are held together.
-    operator: str = ""  #: The operator of a hold: keeps the lock from everybody, runs nothing.
+    operator: str = ""  #: The operator of a pause: keeps the lock from everybody, runs nothing.
     reason: str = ""  #: Why the operator keeps it.
     #: How often its run was deferred before, since when (seconds since the epoch), and which owner
     #: was in its way last: "4 1795222800 worker-2:311".
@@ -169,7 +169,7 @@ class Owner:
 
     @property
     def place(self) -> str:
-        """Its process, as "host:pid"; of a hold, its operator; "" if nobody knows."""
+        """Its process, as "host:pid"; of a pause, its operator; "" if nobody knows."""
         if self.operator:
             return visible(self.operator)
         return visible(

@@ -141,7 +141,7 @@ def test_a_result_of_another_form_is_neither_a_skip_nor_printed(result):
     assert "hunter2" not in story
 
 
-@pytest.mark.parametrize("why", ["busy", "held", "cooling", "done", "duplicate"])
+@pytest.mark.parametrize("why", ["busy", "paused", "cooling", "done", "duplicate"])
 def test_a_skip_with_all_that_may_be_known_of_it_is_one(why):
     known = {"holder": "web-1:7", "by": "web-2:8", "ago": 1.5, "reason": "so", "expires_in": 3.0}
     result = {"skipped": why, "lock": "lottery", **known}

@@ -179,11 +179,11 @@ def test_entries_that_are_paused_hold_up_no_others(app):
     scheduler = beat(app)
     tick(scheduler)
     for name in names:
-        held.hold(f"{LOCK}:{name}", 600, by="ops")
+        held.pause(f"{LOCK}:{name}", 600, by="ops")
     clock.advance(hours=1)
     assert sorted(tick(scheduler)) == ["hourly", "last"]
     for name in names:
-        held.unhold(f"{LOCK}:{name}")
+        held.resume(f"{LOCK}:{name}")
     clock.advance(seconds=2)
     assert sorted(tick(scheduler)) == names
     scheduler.close()

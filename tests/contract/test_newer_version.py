@@ -55,7 +55,7 @@ def test_operators_see_it_as_held_and_only_they_end_it(place: Place) -> None:
     )
     assert (found.fence, found.held_for, found.ttl) == (None, None, None)
     assert not held.force_release(NAME, "0" * 16)
-    assert not held.unhold(NAME)
+    assert not held.resume(NAME)
     assert place.read(NAME) == newer_lease()
     place.write(NAME, newer_lease(renewals="00001"))  # It is the same lease.
     assert held.force_release(NAME, NEWER_ID)

@@ -234,7 +234,7 @@ def test_work_that_is_done_is_known_while_all_permits_are_held(
     expected = flows.Done if is_once else flows.Finished
     with gpu(), gpu():
         assert isinstance(backend.run(flows.acquire(again, clock.now())), expected)
-    held.hold("gpu", 60, by="ops", reason="")
+    held.pause("gpu", 60, by="ops", reason="")
     assert isinstance(backend.run(flows.acquire(again, clock.now())), expected)
 
 

@@ -98,7 +98,7 @@ class PermitMachine(RuleBasedStateMachine):
     def arrive(self, limits: list[int]) -> None:
         """Some who have nothing wait for a permit, or get one at once."""
         for limit in limits:
-            # Two that hold one and wait for another are another matter: a circle.
+            # Two that pause one and wait for another are another matter: a circle.
             idle = [actor for actor in self.actors if not self._has(actor)]
             if idle:
                 lock = distributed_lock(NAME, limit=limit, wait=HUNG)
@@ -180,7 +180,7 @@ class PermitMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.hold)
     @rule(begins=st.booleans())
     def hold_back(self, begins: bool) -> None:
-        begun = held.hold(NAME, 600, by="ann")
+        begun = held.pause(NAME, 600, by="ann")
         assert begun is (1 not in self.holders)
         self.hold = "begun" if begun else "first in line"
         if begun:
@@ -190,8 +190,8 @@ class PermitMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.hold)
     @rule()
-    def unhold(self) -> None:
-        assert held.unhold(NAME)
+    def resume(self) -> None:
+        assert held.resume(NAME)
         self.hold = ""
         self._serve()
 
@@ -223,7 +223,7 @@ class PermitMachine(RuleBasedStateMachine):
     def teardown(self):
         try:
             if self.hold:
-                self.unhold()
+                self.resume()
             while self.holders:
                 self._release(min(self.holders))
             assert self.queue == []

@@ -30,7 +30,7 @@ def locks_waiters_and_runs(locks):
         with distributed_lock("cooling", min_hold=6000):
             pass
         locks.redis.set(f"{locks.prefix}:{{foreign}}:lock", "of another program", ex=3600)
-        held.hold("paused", lasts=7200, by="ops", reason="the disk is replaced")
+        held.pause("paused", lasts=7200, by="ops", reason="the disk is replaced")
         threads = [_wait_for("import:7") for _ in range(2)]
         wait_until(lambda: waiters("import:7") == 2)
         yield

@@ -50,8 +50,8 @@ ACTS = {
     "explain a paused lock": ["explain", "paused"],
     "watch": ["watch"],
     "metrics": ["metrics"],
-    "hold": ["hold", "paused", "--for", "3h", "--reason", "later"],
-    "unhold what nobody holds": ["unhold", "nobody"],
+    "pause": ["pause", "paused", "--for", "3h", "--reason", "later"],
+    "resume what nobody holds": ["resume", "nobody"],
     "once": ["once"],
 }
 # All locks of the scene are equally old, but for milliseconds.
@@ -151,4 +151,4 @@ def test_the_texts_of_the_pages_are_as_they_were_written_down(scene, golden):
 
 
 def test_the_scene_has_every_state(scene):
-    assert {lock.state for lock in held.list()} == {"held", "cooling"}
+    assert {lock.state for lock in held.list()} == {"held", "cooling", "paused"}

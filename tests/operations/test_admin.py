@@ -131,7 +131,7 @@ def test_no_page_has_scripts_or_styles_in_it(sign_in):
             root.get(LIST),
             root.get(detail("lottery")),
             root.post(RELEASE, chosen),
-            root.post(f"{LIST}hold/", {"lock": LockPage.named("lottery", "default").key}),
+            root.post(f"{LIST}pause/", {"lock": LockPage.named("lottery", "default").key}),
             root.get(detail("lottery").replace("/change/", "/history/")),
             root.get("/admin/django_redislock/completedrun/"),
         ]
@@ -214,7 +214,7 @@ def test_only_these_permissions_exist():
     assert {one.codename for one in names} == {
         "view_heldlock",
         "force_release_heldlock",
-        "hold_heldlock",
+        "pause_heldlock",
         "view_completedrun",
         "delete_completedrun",
     }
@@ -755,7 +755,7 @@ def test_a_silent_server_is_not_asked_for_each_lock(operator, locks, make_proxy,
         assert [lock.name for lock in held.list()] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("act", ["release", "hold", "unhold"])
+@pytest.mark.parametrize("act", ["release", "pause", "resume"])
 def test_a_silent_server_is_not_asked_for_each_lock_and_holds_up_no_other_alias(
     sign_in, settings, locks, make_proxy, monkeypatch, act
 ):
@@ -766,13 +766,13 @@ def test_a_silent_server_is_not_asked_for_each_lock_and_holds_up_no_other_alias(
     proxy.blackhole()
     keys = [LockPage.named(name, "archive").key for name in "abc"]
     keys.append(LockPage.named("lottery", "default").key)
-    if act == "hold":
-        page = root.post(f"{LIST}hold/", {"lock": keys, "for": "1h", "confirmed": "Yes"})
-        assert "“lottery” is held" in told(page)
-    elif act == "unhold":
-        held.hold("lottery", 3600, by="ann")
-        page = root.post(f"{LIST}hold/", {"lock": keys, "unhold": ""})
-        assert "The hold of “lottery” was ended." in told(page)
+    if act == "pause":
+        page = root.post(f"{LIST}pause/", {"lock": keys, "for": "1h", "confirmed": "Yes"})
+        assert "“lottery” is paused" in told(page)
+    elif act == "resume":
+        held.pause("lottery", 3600, by="ann")
+        page = root.post(f"{LIST}pause/", {"lock": keys, "resume": ""})
+        assert "The pause of “lottery” was ended." in told(page)
     else:
         with held_by("lottery"):
             leases = [f"{key}:{'0' * 16}" for key in keys[:3]] + [reference("lottery")]

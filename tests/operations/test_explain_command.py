@@ -43,7 +43,7 @@ def stand_in_line(name, task_id):
 def test_a_name_is_explained_oldest_first():
     add_run("lottery", 90)
     run("lottery", ID)
-    held.hold("lottery", 60, by="ann", reason="upgrade")
+    held.pause("lottery", 60, by="ann", reason="upgrade")
     outcome = locks_command("explain", "lottery")
     assert outcome.status == 0
     *facts, rest = outcome.out.splitlines()
@@ -54,13 +54,13 @@ def test_a_name_is_explained_oldest_first():
     assert re.search(rf"{got} It ended well at {TIME}, after 0\.\d s\.$", facts[1])
     # The record says no more of this run than its lease does.
     assert len(facts) == 3
-    assert "ann holds the lock from everybody, because of 'upgrade' (lease " in facts[-1]
+    assert "ann has paused the lock, because of 'upgrade' (lease " in facts[-1]
     assert rest == "No more is known. Records are kept for 30 d 0 h."
 
-    held.unhold("lottery", by="bob")
+    held.resume("lottery", by="bob")
     *_, over, _ = locks_command("explain", "lottery").out.splitlines()
-    assert "ann held the lock from everybody, because of 'upgrade' (lease " in over
-    assert re.search(rf"\. The hold ended at {TIME}, after \d\.\d s\.$", over)
+    assert "ann paused the lock, because of 'upgrade' (lease " in over
+    assert re.search(rf"\. The pause ended at {TIME}, after \d\.\d s\.$", over)
 
 
 def test_a_task_is_found_by_its_id_under_any_lock_of_any_alias(settings):
@@ -94,7 +94,7 @@ def test_a_name_with_a_limit_is_explained_over_all_its_permits():
 
 def test_calls_without_a_lease_are_explained():
     task_runs.announce("lottery", "announced", 60, delay=30, using="default")
-    held.hold("lottery", 60, by="ann")
+    held.pause("lottery", 60, by="ann")
     for task_id in ("first", "second"):
         stand_in_line("lottery", task_id)
     story = locks_command("explain", "lottery").out
@@ -179,11 +179,11 @@ def test_completed_runs_are_looked_for_where_they_are_said_to_be(settings):
     assert "was completed in database 'default'" in locks_command("explain", "lottery").out
 
 
-def test_a_hold_that_has_not_begun_is_told_as_one():
+def test_a_pause_that_has_not_begun_is_told_as_one():
     with distributed_lock("lottery"):
-        held.hold("lottery", 60, by="ann", reason="upgrade")
+        held.pause("lottery", 60, by="ann", reason="upgrade")
         told = locks_command("explain", "lottery").out
-    assert "ann will hold the lock from everybody, because of 'upgrade', as soon as" in told
+    assert "ann will pause the lock, because of 'upgrade', as soon as" in told
 
 
 def test_nothing_is_no_name():

@@ -116,7 +116,7 @@ def test_names_are_few_however_many_locks_there_are(locks):
     with ExitStack() as stack:
         for name in ('a"b\\c', "order:1", "order:2", "order:3", "x", "y"):
             stack.enter_context(held_by(name))
-        held.hold("z", 60, by="ann")
+        held.pause("z", 60, by="ann")
         found = told("--no-doctor", "--limit", "2")
         assert r'redislock_lock_waiters{name="a\"b\\c"}' in told("--no-doctor")
     names = {one for one in found if one.startswith("redislock_lock_waiters")}
@@ -135,7 +135,7 @@ def test_a_stuck_lock_of_a_job_is_not_hidden_by_its_others(locks):
         report(2)
         assert told("--no-doctor")[blocked] > 0
     assert told("--no-doctor")[blocked] == 0  # It is free, and nobody has tried since.
-    held.hold("report:1", 60, by="ann")
+    held.pause("report:1", 60, by="ann")
     report(1)
     assert told("--no-doctor")[blocked] == 0
 
@@ -165,7 +165,7 @@ def test_what_differs_from_object_to_object_is_left_out(name, label):
 
 
 def test_an_operators_hold_and_a_lock_that_cools_down_are_not_held_long(locks):
-    held.hold("upgrade", 60, by="ann")
+    held.pause("upgrade", 60, by="ann")
     with distributed_lock("cools", min_hold=60):
         pass
     found = told("--no-doctor")

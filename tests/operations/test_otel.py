@@ -323,7 +323,7 @@ async def test_a_wait_links_to_the_span_that_blocks_it(way: Way, locks: Locks, s
         *("lottery", "acquired"),
         *(host, port),
     ]
-    assert held_first.end_time is not None  # The hold goes on after the span in which it began.
+    assert held_first.end_time is not None  # The pause goes on after the span in which it began.
     assert holder.end_time is not None
     assert held_first.end_time > holder.end_time
 

@@ -50,7 +50,7 @@ def public_names():
             yield f"django_redislock.signals.{name}"
     backends = importlib.import_module("django_redislock.backends")
     yield from (f"django_redislock.backends.{name}" for name in backends.__all__)
-    for act in ("list", "get", "force_release", "hold", "unhold", "records"):
+    for act in ("list", "get", "force_release", "pause", "resume", "records"):
         yield f"django_redislock.held.{act}"
     yield from ("django_redislock.celery.RunAbandoned", "django_redislock.jobs.current_lease")
     yield from ("django_redislock.monitors.Sentry", "django_redislock.monitors.Ping")

@@ -1180,17 +1180,17 @@ def test_a_refused_renewal_is_unavailable_at_once():
         renewing().refuses()
 
 
-# --- a hold, and a hand-over --------------------------------------------------------------------
+# --- a pause, and a hand-over --------------------------------------------------------------------
 
 
-def test_a_hold_is_first_in_line_until_the_lease_in_its_way_has_ended():
-    stage = Stage(flows.hold(wanted(wait=0.0, is_hold=True), now=0.0))
-    assert mode_and_ticket(stage.step)[0] == "hold"
+def test_a_pause_is_first_in_line_until_the_lease_in_its_way_has_ended():
+    stage = Stage(flows.pause(wanted(wait=0.0, is_pause=True), now=0.0))
+    assert mode_and_ticket(stage.step)[0] == "pause"
     assert queued(stage, left_ms=1500).result == FirstInLine(1.5)
 
 
-def test_a_hold_that_is_granted_has_a_fence():
-    stage = Stage(flows.hold(wanted(wait=0.0, is_hold=True), now=0.0))
+def test_a_pause_that_is_granted_has_a_fence():
+    stage = Stage(flows.pause(wanted(wait=0.0, is_pause=True), now=0.0))
     assert stage.answers(b"7").result.fence == 7
 
 

@@ -777,7 +777,7 @@ def test_only_an_operator_ends_a_lease_of_a_newer_format(server):
     assert server.do("GET", KEYS.forced)[FORCED_VALUE_AT:].startswith(token("a"))
 
 
-@pytest.mark.parametrize("begin", [token("a"), "hold" + "a" * 28], ids=["lease", "hold"])
+@pytest.mark.parametrize("begin", [token("a"), "hold" + "a" * 28], ids=["lease", "pause"])
 def test_no_script_of_a_client_changes_a_lease_of_a_newer_format(server, begin):
     before = begin + newer()[32:]
     server.do("SET", KEYS.lock, before, "PX", 500)
@@ -785,7 +785,7 @@ def test_no_script_of_a_client_changes_a_lease_of_a_newer_format(server, begin):
     assert server.acquire("b") == server.acquire("b", "last") == busy
     assert server.acquire("b", markers="1|run") == busy
     assert server.acquire("b", "queue")[:3] == ["queued", str(server.us), 500]
-    assert server.hold("c")[0] == ("queued" if begin == token("a") else "busy")
+    assert server.pause("c")[0] == ("queued" if begin == token("a") else "busy")
     assert server.renew("b", "r00001") == "taken"
     assert server.release("b") == "taken"
     for id in (lease_id("a"), lease_id("b")):  # noqa: A001
@@ -795,7 +795,7 @@ def test_no_script_of_a_client_changes_a_lease_of_a_newer_format(server, begin):
         assert server.run(scripts.TAKE_UP, *takes_up) == ["lost", "taken"]
         assert server.run(scripts.HAND_OVER, me, token("c"), id, 500, "o", "") == "taken"
     assert server.leave("b") == server.leave("b", 2) == 0
-    server.run(scripts.UNHOLD, "")
+    server.run(scripts.RESUME, "")
     assert server.look()[0] == server.lock == before
     assert (server.left, server.past) == (500, [])
 
@@ -834,10 +834,10 @@ def test_what_cannot_be_read_in_the_queue_delays_nobody(server, record):
         server.do("ZADD", KEYS.queue, *queued)
         assert server.run(scripts.INSPECT, 9, 9)[1] == []
         assert server.look()[2] == 0
-        assert server.run(scripts.UNHOLD, "") == ""
+        assert server.run(scripts.RESUME, "") == ""
         server.do("ZADD", KEYS.queue, *queued)
-        assert server.hold("c")[0] == "queued"
-        assert server.run(scripts.UNHOLD, "") != ""
+        assert server.pause("c")[0] == "queued"
+        assert server.run(scripts.RESUME, "") != ""
         server.do("ZADD", KEYS.queue, *queued)
         server.acquire("b", "queue")
         server.release("a")
@@ -1143,18 +1143,18 @@ def test_only_who_holds_the_lock_hands_it_over(server):
     assert server.left == 500
 
 
-# --- a hold ---------------------------------------------------------------------------------
+# --- a pause ---------------------------------------------------------------------------------
 
 
 def test_an_operator_holds_a_free_lock_for_as_long_as_it_says(server):
-    assert server.hold("a", lasts=5000) == str(server.us)
+    assert server.pause("a", lasts=5000) == str(server.us)
     assert (server.lock[:4], server.left) == ("hold", 5000)
     assert server.acquire("b")[0] == "busy"
-    assert server.hold("c")[:2] == ["busy", 5000]
-    assert server.run(scripts.UNHOLD) == "by-a"
+    assert server.pause("c")[:2] == ["busy", 5000]
+    assert server.run(scripts.RESUME) == "by-a"
     assert server.lock == ""
     assert server.past[0].split("|")[4:] == ["done", "by-a"]
-    assert server.run(scripts.UNHOLD) == ""
+    assert server.run(scripts.RESUME) == ""
 
 
 def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server):
@@ -1163,7 +1163,7 @@ def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server):
     server.acquire("b", "queue")
     server.advance(10)
     ticket = f"-{server.us}"
-    assert server.hold("c", lasts=8000) == ["queued", ticket, TTL - 10, str(server.us), 1, "by-a"]
+    assert server.pause("c", lasts=8000) == ["queued", ticket, TTL - 10, str(server.us), 1, "by-a"]
     assert server.do("PTTL", KEYS.queue) == 8000
     assert server.run(scripts.INSPECT, 5)[1][0] == [ticket, lease_id("c"), "by-c"]
     server.advance(1000)
@@ -1172,44 +1172,44 @@ def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server):
     assert server.lock.split("|")[3:] == ["7000", "0", "", "by-c"]
     assert (server.left, server.queue, server.rung) == (7000, "b", [])
     assert server.acquire("b", "queue")[2] == 7000
-    assert server.run(scripts.UNHOLD) == "by-c"
+    assert server.run(scripts.RESUME) == "by-c"
     assert server.lock.startswith(token("b") + "c")
 
 
 @pytest.mark.parametrize("left", [1, 0, -2])
 def test_a_hold_that_is_ended_before_it_begins_stays_in_no_index(server, left):
     server.acquire("a")
-    server.hold("c", lasts=60_000)
+    server.pause("c", lasts=60_000)
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 60_000}
     server.advance(TTL - left if left >= 0 else TTL + 1)
     assert server.left == left
-    assert server.run(scripts.UNHOLD) == "by-c"
+    assert server.run(scripts.RESUME) == "by-c"
     assert server.scores(KEYS.held) == ({KEYS.lock: server.ms + left} if left >= 0 else {})
 
 
 def test_there_is_one_hold_at_a_time(server):
     server.acquire("a")
-    server.hold("b", lasts=8000)
+    server.pause("b", lasts=8000)
     server.advance(10)
-    _, left, seen, _ = server.hold("c")
+    _, left, seen, _ = server.pause("c")
     assert left == 7990
     shown = f"hold{'b' * 28}h-00000{lease_id('b')}|0|{server.ms}|8000|0||by-b"
     assert seen == shown
     assert server.queue == "b"
-    assert server.hold("b", lasts=9000)[4] == 0  # A resend.
+    assert server.pause("b", lasts=9000)[4] == 0  # A resend.
     server.renew("a", "r00001", 60_000)
     server.advance(8999)
     server.acquire("d", "queue")
-    assert server.hold("c")[1] == 1
+    assert server.pause("c")[1] == 1
     server.advance(1)
-    assert server.hold("c")[0] == "queued"
+    assert server.pause("c")[0] == "queued"
     assert server.queue == "cd"
 
 
 @pytest.mark.parametrize("left", [1, 0])
 def test_a_hold_that_is_over_before_its_turn_is_passed_over(server, left):
     server.acquire("a")
-    server.hold("b", lasts=5000)
+    server.pause("b", lasts=5000)
     server.advance(5000 - left)
     server.acquire("c", "queue")
     server.release("a")
@@ -1218,7 +1218,7 @@ def test_a_hold_that_is_over_before_its_turn_is_passed_over(server, left):
 
 def test_a_hold_that_waits_keeps_the_lock_in_the_lists_to_its_end(server):
     server.acquire("a")
-    server.hold("f", lasts=2 * TTL)
+    server.pause("f", lasts=2 * TTL)
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 2 * TTL}
 
 
@@ -1226,8 +1226,8 @@ def test_who_waits_for_the_only_permit_is_not_told_of_a_hold_that_is_taken_back(
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
-    server.hold("f")
-    assert server.run(scripts.UNHOLD) == "by-f"
+    server.pause("f")
+    assert server.run(scripts.RESUME) == "by-f"
     assert (server.queue, server.rung) == ("b", [])
 
 
@@ -1235,12 +1235,12 @@ def test_who_waits_for_the_only_permit_is_not_told_of_a_hold_that_is_taken_back(
 def test_after_a_hold_that_is_taken_back_the_lease_is_listed_to_its_own_end(server, left):
     server.acquire("a")
     server.advance(TTL - left)
-    server.hold("f", lasts=2 * TTL)
-    assert server.run(scripts.UNHOLD) == "by-f"
+    server.pause("f", lasts=2 * TTL)
+    assert server.run(scripts.RESUME) == "by-f"
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + left}
-    server.hold("f", lasts=2 * TTL)
+    server.pause("f", lasts=2 * TTL)
     server.do("DEL", KEYS.lock)
-    assert server.run(scripts.UNHOLD) == "by-f"
+    assert server.run(scripts.RESUME) == "by-f"
     assert server.scores(KEYS.held) == {}
 
 
@@ -1248,23 +1248,23 @@ def test_a_hold_that_waits_is_taken_back(server):
     server.listen("b")
     server.acquire("a")
     server.acquire("b", "queue")
-    assert server.run(scripts.UNHOLD) == ""
-    server.hold("c", lasts=5000)
-    assert server.run(scripts.UNHOLD) == "by-c"
+    assert server.run(scripts.RESUME) == ""
+    server.pause("c", lasts=5000)
+    assert server.run(scripts.RESUME) == "by-c"
     assert server.queue == "b"
-    server.hold("c", lasts=5000)
+    server.pause("c", lasts=5000)
     server.advance(5000)
-    assert server.run(scripts.UNHOLD) == ""
+    assert server.run(scripts.RESUME) == ""
     assert server.queue == "b"
 
 
 def test_a_hold_is_granted_by_a_look_once_the_lease_in_its_way_has_ended(server):
     server.acquire("a", ttl=100)
-    server.hold("b")
+    server.pause("b")
     server.advance(200)
     shown, left, _, _, id, *_ = server.look()  # noqa: A001
     assert (shown[:4], left, id) == ("hold", TTL - 200, lease_id("b"))
-    server.run(scripts.UNHOLD)
+    server.run(scripts.RESUME)
     server.acquire("a", ttl=100)
     server.acquire("c", "queue")
     server.advance(200)
@@ -1274,6 +1274,6 @@ def test_a_hold_is_granted_by_a_look_once_the_lease_in_its_way_has_ended(server)
 
 def test_of_a_hold_that_came_between_who_asks_learns_the_end(server):
     server.acquire("a", ttl=100)
-    server.hold("b")
+    server.pause("b")
     server.advance(200)
     assert server.acquire("c", "queue")[2] == TTL - 200

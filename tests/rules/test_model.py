@@ -48,7 +48,7 @@ SETUPS = {
         waits=(0.0, 0.0), horizon=4, faults=1, kinds=frozenset({"flush"}), renewals=1
     ),
     "an operator holds the lock": Setup(
-        waits=(INF, INF), horizon=3, faults=2, kinds=frozenset({"hold", "cut"})
+        waits=(INF, INF), horizon=3, faults=2, kinds=frozenset({"maintenance", "cut"})
     ),
     "a lease is handed over and taken up": Setup(
         waits=(0.0, 0.0, 0.0), horizon=1, faults=1, kinds=frozenset({"cut", "pause"}), batons=True
@@ -73,8 +73,12 @@ SETUPS = {
         kinds=frozenset({"stop", "interrupt"}),
         limits=(2, 2, 2),
     ),
-    "two permits, and a hold": Setup(
-        waits=(INF, INF, 0.0), horizon=1, faults=1, kinds=frozenset({"hold"}), limits=(2, 2, 2)
+    "two permits, and a pause": Setup(
+        waits=(INF, INF, 0.0),
+        horizon=1,
+        faults=1,
+        kinds=frozenset({"maintenance"}),
+        limits=(2, 2, 2),
     ),
     "a deploy changes the limit from one to two": Setup(
         waits=(INF, INF, INF), horizon=2, faults=1, kinds=frozenset({"bell"}), limits=(1, 2, 2)
@@ -195,9 +199,14 @@ NAIVE = {
             hand_over=naive.hand_over_without_undo,
         ),
     ),
-    "a hold queues up at the end": (
-        "was granted the lock during a hold",
-        Setup(waits=(INF, INF), faults=1, kinds=frozenset({"hold"}), instead=naive.HOLDS_COME_LAST),
+    "a pause queues up at the end": (
+        "was granted the lock during a pause",
+        Setup(
+            waits=(INF, INF),
+            faults=1,
+            kinds=frozenset({"maintenance"}),
+            instead=naive.PAUSES_COME_LAST,
+        ),
     ),
     "there is a permit more than the limit": (
         "P1: ",

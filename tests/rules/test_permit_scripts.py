@@ -273,22 +273,22 @@ def test_each_permit_is_taken_by_force_alone(full):
     assert full.run(scripts.RENEW, "a" * 32, TTL, "r00001") == "renewed"
 
 
-# --- a hold ---------------------------------------------------------------------------------
+# --- a pause ---------------------------------------------------------------------------------
 
 
 def test_a_hold_keeps_all_permits_from_everybody(server):
-    server.hold("f")
+    server.pause("f")
     assert server.acquire("a", limit=2)[:2] == ["busy", TTL]
     server.listen("a", "b")
     wait(server, "ab")
     assert server.holders(2) == "f."
-    server.run(scripts.UNHOLD)
+    server.run(scripts.RESUME)
     assert (server.holders(2), heard(server)) == ("a.", ["a granted", "b look"])
     assert server.acquire("b", "queue", limit=2).split()[1] == "2"
 
 
 def test_a_permit_that_is_released_during_a_hold_goes_to_nobody(full):
-    full.hold("f")
+    full.pause("f")
     full.release("a")
     wait(full, "c")
     full.release("b", 2)
@@ -297,7 +297,7 @@ def test_a_permit_that_is_released_during_a_hold_goes_to_nobody(full):
 
 def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full):
     wait(full, "c")
-    assert full.hold("f")[0] == "queued"
+    assert full.pause("f")[0] == "queued"
     full.release("b", 2)
     assert full.acquire("c", "queue", limit=2)[0] == "queued"
     assert full.holders(2) == "a."
@@ -307,16 +307,16 @@ def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full):
 
 def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(full):
     wait(full, "cd")
-    full.hold("f")
+    full.pause("f")
     full.release("b", 2)
     del full.rung[:]
-    assert full.run(scripts.UNHOLD) == "by-f"
+    assert full.run(scripts.RESUME) == "by-f"
     assert full.rung == [(bell("c"), f"look {lease_id('c')} 0")]
     assert full.acquire("c", "queue", limit=2).split()[1] == "2"
 
 
 def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full):
-    full.hold("f", lasts=1000)
+    full.pause("f", lasts=1000)
     assert full.acquire("c", "queue", limit=2)[2] == 1000
     full.release("b", 2)
     full.advance(999)
@@ -327,19 +327,19 @@ def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full):
 
 def test_a_waiter_that_sleeps_is_told_of_a_hold_before_it(full):
     wait(full, "c")
-    full.hold("f", lasts=1000)
+    full.pause("f", lasts=1000)
     assert full.rung == [(bell("c"), f"look {lease_id('c')} 1000")]
 
 
 def test_a_waiter_for_the_only_permit_is_told_nothing_of_a_hold(full):
     wait(full, "c", limit=1)
-    full.hold("f", lasts=1000)
+    full.pause("f", lasts=1000)
     assert not full.rung
 
 
 def test_a_hold_that_outlasts_the_lease_before_it_is_not_what_a_waiter_is_told(full):
-    full.hold("f", lasts=2 * TTL)
-    assert full.acquire("c", "queue", limit=2)[2] == TTL  # It is on permit 1 that the hold waits.
+    full.pause("f", lasts=2 * TTL)
+    assert full.acquire("c", "queue", limit=2)[2] == TTL  # It is on permit 1 that the pause waits.
 
 
 # --- runs of tasks --------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_the_waiters_and_the_past_of_a_lock_are_told_apart():
     found = replies.InspectReply(b"9000", [[b"2500000", b"id", b"{}"]], past)
     (waiter,) = found.queue
     assert (waiter.id, waiter.since) == (b"id", 2.5)
-    assert waiter._replace(ticket=b"-2500000").since == 2.5  # That of a hold.
+    assert waiter._replace(ticket=b"-2500000").since == 2.5  # That of a pause.
     assert found.last_since == 5.0
     assert found._replace(past=[]).last_since == 0.0
 

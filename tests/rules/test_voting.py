@@ -265,12 +265,12 @@ def taken(left=900, by=b"o", task=b""):
 
 
 OWN = taken(task=b"a-run")
-HOLD = [b"hold" + taken()[0][4:], *taken()[1:]]
+PAUSE = [b"hold" + taken()[0][4:], *taken()[1:]]
 NO_LEASE = look(b"", -2)
 MARKERS = "01000/10/40|a-run"
 
 
-@pytest.mark.parametrize("looks", [(taken(), taken(500)), (HOLD, NO_LEASE), (NO_LEASE, OWN)])
+@pytest.mark.parametrize("looks", [(taken(), taken(500)), (PAUSE, NO_LEASE), (NO_LEASE, OWN)])
 @pytest.mark.parametrize("word", [[b"done", b"1|x", 2], [b"finished", 500]])
 def test_work_that_is_done_is_known_though_no_permit_can_be_had(looks, word):
     poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(*looks))
@@ -295,7 +295,7 @@ def test_a_vote_for_a_permit_is_split_though_the_others_are_taken():
 
 
 @pytest.mark.proves("R4")
-@pytest.mark.parametrize("other", [OWN, HOLD])
+@pytest.mark.parametrize("other", [OWN, PAUSE])
 def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked_for(other):
     votes = voting()
     poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
@@ -310,7 +310,7 @@ def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked
 
 
 @pytest.mark.proves("R1")
-@pytest.mark.parametrize(("after", "word"), [(OWN, b"split"), (HOLD, b"busy")])
+@pytest.mark.parametrize(("after", "word"), [(OWN, b"split"), (PAUSE, b"busy")])
 def test_a_permit_is_given_back_if_a_hold_or_another_delivery_came_between_look_and_grant(
     after, word
 ):
@@ -348,7 +348,7 @@ def test_a_permit_whose_second_look_fails_is_asked_for_again_or_undone(trouble):
 
 @pytest.mark.proves("R1")
 def test_after_a_grant_of_a_permit_only_those_are_looked_at_that_may_forbid_it():
-    # A hold has permit 1, and only a task run is delivered twice.
+    # A pause has permit 1, and only a task run is delivered twice.
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(NO_LEASE, taken()))
     assert poll.hears(b"7", b"7", b"7").value == b"7 1"
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), NO_LEASE))

@@ -188,15 +188,15 @@ def test_code_with_both_servers_keeps_old_and_new_apart(
     together = pairs_together(versions, lambda: spawn(sell, str(tmp_path)))
     assert together == {("before", "after"), ("after", "before")}
 
-    # A hold: by the new settings, of the lock on the new server.
-    commands = next(code for code in page.blocks() if "locks hold" in code)
-    keep, _, unhold = commands.splitlines()
+    # A pause: by the new settings, of the lock on the new server.
+    commands = next(code for code in page.blocks() if "locks pause" in code)
+    keep, _, resume = commands.splitlines()
     old, new = (spawn(sell, str(tmp_path)) for _ in range(2))
     assert page.manage(keep)[0] == 0
     assert enters(old, "before")
     assert not enters(new, "after")
     leave(old)
-    assert page.manage(unhold)[0] == 0
+    assert page.manage(resume)[0] == 0
     assert enters(new, "after")
 
 

@@ -398,17 +398,17 @@ def test_django_cacheops(paste, locks, spawn, tmp_path):
     assert one.read() == 50
 
 
-# A hold
+# A pause
 
 
 def test_a_hold_keeps_new_code_waiting_until_the_old_has_ended(paste, locks, spawn, tmp_path):
     page = paste("migrating/redis-py.md", STOCK, {SERVER: locks.server.url, **NO_WAIT})
     index = (ROOT / "docs/migrating/index.md").read_text()
-    hold, unhold = re.findall(r"^manage\.py .*", index, re.MULTILINE)
+    pause, resume = re.findall(r"^manage\.py .*", index, re.MULTILINE)
     old, new = (spawn(sell, str(tmp_path)) for _ in range(2))
-    assert page.manage(hold)[0] == 0
+    assert page.manage(pause)[0] == 0
     assert enters(old, "before")
     assert not enters(new, "after")
     leave(old)
-    assert page.manage(unhold)[0] == 0
+    assert page.manage(resume)[0] == 0
     assert enters(new, "after")

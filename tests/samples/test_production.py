@@ -32,8 +32,8 @@ def test_the_checklist(paste, locks):
         assert "web-9" in page.manage(explain)[1]
         assert page.manage(force)[0] == 0
         assert held.get("nightly") is None
-    hold, unhold = maintenance.splitlines()
-    assert page.manage(hold)[0] == 0
+    pause, resume = maintenance.splitlines()
+    assert page.manage(pause)[0] == 0
     assert held.get("nightly") is not None
-    assert page.manage(unhold)[0] == 0
+    assert page.manage(resume)[0] == 0
     assert held.get("nightly") is None

@@ -216,13 +216,13 @@ def test_cron_and_shell(paste, locks, tmp_path):
     assert page.manage(cron) == (0, "")
     assert page.manage(cron) == (75, "")  # It cools down.
     assert page.manage(did_it_run)[0] == 0
-    hold, skipped, unhold = (
-        maintenance.replace("d backup", "d other").replace("n backup", "n other").splitlines()
+    pause, skipped, resume = (
+        maintenance.replace("e backup", "e other").replace("n backup", "n other").splitlines()
     )
-    assert page.manage(hold)[0] == 0
+    assert page.manage(pause)[0] == 0
     status, said = page.manage(skipped)
     assert (status, "the disk is replaced" in said) == (75, True)
-    assert page.manage(unhold)[0] == 0
+    assert page.manage(resume)[0] == 0
     assert page.manage(skipped)[0] == 0
 
     assert page.shell(script).stdout == "imported\n"

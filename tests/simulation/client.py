@@ -136,10 +136,10 @@ class Client:
         alias = self.process.alias
         try:
             match step.kind:
-                case "hold":
-                    held.hold(step.name, step.seconds, by="an operator", using=alias)
-                case "unhold":
-                    held.unhold(step.name, using=alias)
+                case "maintenance":
+                    held.pause(step.name, step.seconds, by="an operator", using=alias)
+                case "resume":
+                    held.resume(step.name, using=alias)
                 case "force":
                     seen = held.get(step.name, using=alias)
                     self._sleep(0.1)

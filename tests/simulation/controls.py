@@ -228,7 +228,9 @@ CONTROLS = {
         bounds=storm("interrupted", ends=("hands over",)),
         seeds=(5,),
     ),
-    "a hold queues up at the end": Control("", naive.HOLDS_COME_LAST, bounds=storm("hold")),
+    "a pause queues up at the end": Control(
+        "", naive.PAUSES_COME_LAST, bounds=storm("maintenance")
+    ),
     "there is a permit more than the limit": Control(
         "P1", naive.ONE_PERMIT_TOO_MANY, bounds=STORM._replace(limits=(2, 3))
     ),

@@ -73,13 +73,13 @@ WORDS = {
     "replica": "the replica hears no more from the server",
     "failover": "the server crashes, and the replica takes over in {0.back:.3g} s",
     "clock": "the clock of the server is set by {0.seconds:+.3g} s",
-    "hold": "an operator holds {0.name!r} for {0.seconds:.3g} s",
-    "unhold": "an operator ends the hold of {0.name!r}",
+    "maintenance": "an operator pauses {0.name!r} for {0.seconds:.3g} s",
+    "resume": "an operator ends the pause of {0.name!r}",
     "force": "an operator releases {0.name!r} by force",
 }
 OF_CLIENTS = (*TROUBLES, "no ring", "cut off", "slow", "pause", "kill", "unplug", "interrupt")
 OF_SERVER = ("crash", "flush", "replica", "failover", "clock")
-OF_OPERATORS = ("hold", "unhold", "force")
+OF_OPERATORS = ("maintenance", "resume", "force")
 KINDS = (*OF_CLIENTS, *OF_SERVER, *OF_OPERATORS)
 
 Step = Work | Fault
@@ -220,6 +220,6 @@ def _fault(chance, setup, when, kind):
     back = chance.choice([0.1, 1.0, ttl * 0.5, ttl * 1.5])
     if kind == "clock":
         seconds *= chance.choice([-1, 1])
-    if kind == "hold":
+    if kind == "maintenance":
         seconds = max(seconds, 1.0)
     return Fault(when, kind, client, seconds, name, back)

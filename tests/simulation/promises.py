@@ -217,7 +217,7 @@ class Watch:
             self._say_what_changed(name, before, after, step)
         self._note_operators(step, answer, before, lock)
         lock.fence = check_command(before, after, step, ms, lock.fence, lock.held_until)
-        if step.script in ASKS and _mode(step) == "hold" and not _is_busy(answer):
+        if step.script in ASKS and _mode(step) == "pause" and not _is_busy(answer):
             # Not before: a waiter whose turn had come is served by this very command.
             lock.held_until = ms + int(step.args[2])
         lock.kept = after
@@ -251,7 +251,7 @@ class Watch:
             for lease in filter(None, before.leases):
                 if lease.id.encode() in step.args and (claim := self.claims.get(lease.token)):
                     claim.is_excused = True
-        elif script is scripts.UNHOLD:
+        elif script is scripts.RESUME:
             lock.held_until = 0
 
     def _changed(self, lock, was, now, step, ms):
@@ -260,7 +260,7 @@ class Watch:
             claim = self.claims.get(was.token)
             if claim is not None and step.script not in ENDS and claim.gone_at is None:
                 claim.gone_at = self.timeline.now
-        if now is None or now.is_hold:
+        if now is None or now.is_pause:
             return
         if now.token in self.claims:
             self.claims[now.token].gone_at = None  # It was handed over for the second time, say.
@@ -292,7 +292,7 @@ class Watch:
             self.touch(name)
             lock.kept = self.server.look(name)
             first = lock.kept.leases[0]
-            if first is None or not first.is_hold:
+            if first is None or not first.is_pause:
                 lock.held_until = 0
             # Of data loss and a clock that was set back together, nothing is promised.
             greatest = max((one.fence for one in lock.kept.leases if one), default=0)
@@ -529,7 +529,7 @@ class Watch:
         self.say(f"the server runs {_named(step)}: {'; '.join(what) or 'nothing changes'}")
 
     def _holder(self, lease):
-        if lease.is_hold:
+        if lease.is_pause:
             return "an operator"
         claim = self.claims.get(lease.token)
         return str(claim.process) if claim else "whoever has the baton"

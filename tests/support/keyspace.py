@@ -83,10 +83,10 @@ class Keyspace:
         args = token(who), lease_id(who), ttl, mode, ticket, markers, "r", owner or f"by-{who}"
         return self.run(script, *args, *([limit] if limit > 1 else []), bell(who, process))
 
-    def hold(self, who, *, lasts=TTL):
+    def pause(self, who, *, lasts=TTL):
         """Ask for the lock as an operator, so that nobody has it."""
         named = "hold" + who * 28, lease_id(who)
-        return self.run(scripts.ACQUIRE, *named, lasts, "hold", 0, "", "-", f"by-{who}", "")
+        return self.run(scripts.ACQUIRE, *named, lasts, "pause", 0, "", "-", f"by-{who}", "")
 
     def renew(self, who, count, ttl=TTL):
         return self.run(scripts.RENEW, token(who), ttl, count)

@@ -30,7 +30,7 @@ USERS = {
     "root": None,
     "looker": ["view_heldlock"],
     "operator": ["view_heldlock", "force_release_heldlock"],
-    "keeper": ["view_heldlock", "hold_heldlock"],
+    "keeper": ["view_heldlock", "pause_heldlock"],
     "auditor": ["view_completedrun"],
     "forgetter": ["view_completedrun", "delete_completedrun"],
     "clerk": [],

@@ -239,14 +239,14 @@ def keep(name, seconds):
     """Keep the lock from everybody."""
     from django_redislock import held
 
-    return held.hold(name, seconds, by="ann", reason="maintenance")
+    return held.pause(name, seconds, by="ann", reason="maintenance")
 
 
 def give_back(name):
     """End that."""
     from django_redislock import held
 
-    return held.unhold(name)
+    return held.resume(name)
 
 
 def job(name, *, fails=False, **options):

@@ -161,9 +161,9 @@ def operate(scene):
         with suppress(LockError):
             lock.release()
     with scene.step("pause and resume") as says:
-        held.hold("paused", lasts=120, by="test", reason="scene")
+        held.pause("paused", lasts=120, by="test", reason="scene")
         says(distributed_lock("paused", ttl=60, wait=0).acquire())
-        says(held.unhold("paused", by="test"))
+        says(held.resume("paused", by="test"))
 
 
 def jobs(scene):

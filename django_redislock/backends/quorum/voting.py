@@ -48,7 +48,7 @@ from django_redislock.rules.replies import (
     read_try,
 )
 from django_redislock.rules.steps import Answer, Call, NotDone, Refused, Trouble, Unanswered
-from django_redislock.rules.stored import HOLD, Owner, noted_at, read_skips_of_job, token_in
+from django_redislock.rules.stored import PAUSE, Owner, noted_at, read_skips_of_job, token_in
 
 if TYPE_CHECKING:
     from django_redislock.backends.quorum.servers import Fences, QuorumServer
@@ -256,7 +256,7 @@ class Voting:
         if not bar:
             return b"%b %d" % (answer, number)
         yield from self._give_back(call, number)
-        # The other delivery may see this one, and give its permit back, too; a hold stays.
+        # The other delivery may see this one, and give its permit back, too; a pause stays.
         return _barred(seen[bar], args, own=b"split")
 
     def _ask_for_permits(
@@ -542,10 +542,10 @@ def _as_busy(look: LookReply) -> BusyReply:
 def _bar(found: Mapping[int, LookReply], args: AcquireArgs) -> int:
     """The permit whose lease keeps all others from the asking flow; 0 if there is none.
 
-    It is that of another delivery of the same task run, or an operator's hold.
+    It is that of another delivery of the same task run, or an operator's pause.
     """
     own = next((number for number, look in found.items() if _is_own(look, args)), 0)
-    is_kept = 1 in found and token_in(found[1].value).startswith(HOLD.encode())
+    is_kept = 1 in found and token_in(found[1].value).startswith(PAUSE.encode())
     return own or int(is_kept)
 
 

@@ -28,7 +28,7 @@ from django_redislock.rules.stored import (
     COOLING,
     FORCED_VALUE_AT,
     HELD,
-    HOLD,
+    PAUSE,
     TOKEN_LENGTH,
     UNCONFIRMED,
     LockValue,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.keys import Keys
     from django_redislock.rules.steps import Call
 
-UNAVAILABLE = "tasks under a lock, hand-overs, and lists, details, holds and force release of locks"
+UNAVAILABLE = "tasks under a lock, hand-overs, and lists, details, pause and force release of locks"
 
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
 EXACT = 2.0**53  # The same as in lua/_grant.lua.
@@ -96,7 +96,7 @@ def _chosen(permits: list[Keys], execute: Execute, token: bytes) -> int:
     mine = (number for number, value in enumerate(values) if _lease_of(token, value or b""))
     if (number := next(mine, None)) is not None:
         return number
-    if token_in(values[0] or b"").startswith(HOLD.encode()):
+    if token_in(values[0] or b"").startswith(PAUSE.encode()):
         return 0
     ends: dict[int, float] = {}
     for number, permit in enumerate(permits):
@@ -113,7 +113,7 @@ def _chosen(permits: list[Keys], execute: Execute, token: bytes) -> int:
 
 def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
     request: Any = AcquireArgs(*args)  # Texts are bytes here.
-    if request.markers or request.mode == b"hold":
+    if request.markers or request.mode == b"pause":
         _refuse()
     ttl = request.ttl
     value, left, us = _read(keys, execute)

@@ -28,9 +28,9 @@ from django_redislock.management import (
     arguments,
     console,
     explain,
-    hold,
     metrics,
     once,
+    pause,
     queued,
     release_on_sigterm,
     run,
@@ -65,7 +65,7 @@ class Command(BaseCommand):
 
     help = (
         "See the holders of locks and what became of the runs of jobs, run a command under a lock,"
-        " release locks by force, hold locks, and examine their server."
+        " release locks by force, pause locks, and examine their server."
     )
     requires_system_checks = ()  # It must help also if something is wrong.
 
@@ -233,11 +233,11 @@ class Command(BaseCommand):
                 returncode=FOUND,
             )
 
-    def _hold(self, **options: Any) -> None:
-        hold.hold(self.console, **options)
+    def _pause(self, **options: Any) -> None:
+        pause.pause(self.console, **options)
 
-    def _unhold(self, **options: Any) -> None:
-        hold.unhold(self.console, **options)
+    def _resume(self, **options: Any) -> None:
+        pause.resume(self.console, **options)
 
     def _clean(
         self,

@@ -1,4 +1,4 @@
-"""A site in a process of its own, a browser that visits it, and others that hold locks.
+"""A site in a process of its own, a browser that visits it, and others that pause locks.
 
 The test itself only drives the browser: Playwright keeps an event loop running in this thread, in
 which locks would behave as in asynchronous code.

@@ -180,8 +180,8 @@ end""",
 # Whoever has the baton takes up whatever lease there is.
 BATONS_ARE_GOOD_TWICE = instead("(not is_baton or tonumber(confirm_by) <= ms)", "value == ''")
 
-# A hold waits its turn, like anybody else.
-HOLDS_COME_LAST = instead("ticket = '-' .. us", "ticket = us")
+# A pause waits its turn, like anybody else.
+PAUSES_COME_LAST = instead("ticket = '-' .. us", "ticket = us")
 
 # A permit more than there are.
 ONE_PERMIT_TOO_MANY = instead(

@@ -42,8 +42,8 @@ def check_command(before, after, step, ms, fence, held_until):
         fence = lease.fence
         if step.script in {scripts.HAND_OVER, scripts.TAKE_UP}:
             continue  # The lease passes nobody: it goes on under another token.
-        if not lease.is_hold and held_until > ms:
-            raise Violation(f"{lease.token[:2]} was granted the lock during a hold")
+        if not lease.is_pause and held_until > ms:
+            raise Violation(f"{lease.token[:2]} was granted the lock during a pause")
         _check_order(before, after, lease.token)
     return fence
 
@@ -74,9 +74,9 @@ def _check_touched(was, now, step, ms):
         return
     lapsed = was.is_unconfirmed and was.confirm_by <= ms
     taken_up = step.script is scripts.TAKE_UP and was.waits_for_baton and was.id in step.args
-    # An operator ends the lease that was seen, by its id; or the hold of a lock.
+    # An operator ends the lease that was seen, by its id; or the pause of a lock.
     forced = step.script is scripts.FORCE_RELEASE and was.id.encode() in step.args
-    unheld = step.script is scripts.UNHOLD and was.is_hold
+    unheld = step.script is scripts.RESUME and was.is_pause
     if not (lapsed or taken_up or forced or unheld):
         token = next((arg for arg in step.args if isinstance(arg, str)), "")
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")

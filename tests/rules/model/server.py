@@ -30,7 +30,7 @@ class Lease(NamedTuple):
         return self.value[39:55].decode()
 
     @property
-    def is_hold(self):
+    def is_pause(self):
         return self.value.startswith(b"hold")
 
     @property

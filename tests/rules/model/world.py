@@ -38,8 +38,8 @@ OPERATION_TIMEOUT = TTL / 3
 EPOCH = 1_000_000  # What the server's clock shows at the beginning.
 NAME = "lottery"
 OWNER = Owner()
-HOLD = 1000  # ms
-HOLD_TOKEN = "hold".ljust(32, "0")
+PAUSE = 1000  # ms
+PAUSE_TOKEN = "hold".ljust(32, "0")
 BATON_TOKEN = "baton".ljust(32, "0")
 BATON = "b" * 16  # The id of the lease that is handed over.
 
@@ -163,7 +163,7 @@ class State(NamedTuple):
     fence: int = 0  # The highest that was ever granted.
     written: int = 0  # Fence of the last writer.
     flushed: bool = False
-    held_until: int = 0  # ms: of the operator's hold.
+    held_until: int = 0  # ms: of the operator's pause.
     baton: str = ""  # That the first client has passed on.
 
     @property
@@ -290,9 +290,9 @@ class World:
 
     def _hold(self, state):
         """An operator keeps the lock from everybody."""
-        args = AcquireArgs(HOLD_TOKEN, "f" * 16, HOLD, "hold", b"0", "", "-", OWNER.packed)
+        args = AcquireArgs(PAUSE_TOKEN, "f" * 16, PAUSE, "pause", b"0", "", "-", OWNER.packed)
         after, _ = self._run(state, Tell(scripts.ACQUIRE, NAME, args), "")
-        return after._replace(held_until=_ms(state.time) + HOLD)
+        return after._replace(held_until=_ms(state.time) + PAUSE)
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -478,7 +478,7 @@ class World:
                 if not command.late:
                     commands = state.commands - {command} | {command._replace(late=True)}
                     yield f"{self._named(command)} is slow", left._replace(commands=commands)
-        if "hold" in kinds and state.held_until <= _ms(state.time):
+        if "maintenance" in kinds and state.held_until <= _ms(state.time):
             yield "an operator holds the lock", self._hold(left)
         if "flush" in kinds:
             lost = left._replace(kept=self.server.empty, flushed=True)

@@ -1,4 +1,4 @@
-"""A hold: an operator keeps a lock from everybody, by ``manage.py locks hold`` and in the admin."""
+"""A pause: an operator keeps a lock from everybody, by the command and in the admin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.support.backends import Place
 
 WHO = "ann in the admin"
-HOLD = "/admin/django_redislock/heldlock/hold/"
+PAUSE = "/admin/django_redislock/heldlock/pause/"
 
 
 def locks_command(*args, out=None):
@@ -71,56 +71,56 @@ def holder():
 
 
 @in_turn
-def test_nobody_gets_a_lock_that_is_held_until_the_hold_is_ended(place: Place) -> None:
-    assert held.hold("lottery", 60, by=WHO, reason="DB upgrade") is True
+def test_nobody_gets_a_lock_that_is_held_until_the_pause_is_ended(place: Place) -> None:
+    assert held.pause("lottery", 60, by=WHO, reason="DB upgrade") is True
     with pytest.raises(LockTimeout) as refused:
         distributed_lock("lottery", wait=0).__enter__()
     assert (refused.value.holder, refused.value.reason) == (WHO, "DB upgrade")
-    assert f"is busy: held by {WHO}: DB upgrade; this hold ends in" in str(refused.value)
+    assert f"is busy: paused by {WHO}: DB upgrade; this pause ends in" in str(refused.value)
     assert "lottery" in locks_command("list", "--search", "upgrade")[1]
     waiting = wait_in_queue()
-    assert held.unhold("lottery") is True
+    assert held.resume("lottery") is True
     waiting.result(HUNG)
-    assert held.unhold("lottery") is False
+    assert held.resume("lottery") is False
     assert distributed_lock("lottery", wait=0).locked() is False
 
 
 @in_turn
-def test_a_hold_begins_after_the_holder_and_before_all_waiters(place: Place) -> None:
+def test_a_pause_begins_after_the_holder_and_before_all_waiters(place: Place) -> None:
     lock = distributed_lock("lottery", ttl=60)
     assert lock.acquire()
     fence = lock.lease.fence
     before = wait_in_queue()
-    assert held.hold("lottery", 60, by=WHO) is False
+    assert held.pause("lottery", 60, by=WHO) is False
     after = wait_in_queue()
     [first, *others] = held.detail("lottery").waiters
     assert str(first.owner) == WHO
     assert first.waiting_for < HUNG
     assert len(others) == 2
     with pytest.raises(LockTimeout, match=WHO):
-        held.hold("lottery", 60, by="bob")
+        held.pause("lottery", 60, by="bob")
     lock.release()
     now = held.get("lottery")
     assert now is not None
-    assert (str(now.owner), now.state, now.waiters) == (WHO, "held", 2)
+    assert (str(now.owner), now.state, now.waiters) == (WHO, "paused", 2)
     assert now.fence is not None
     assert now.fence > fence
     assert not before.done()
-    assert held.unhold("lottery")
+    assert held.resume("lottery")
     assert before.result(HUNG) <= after.result(HUNG)
 
 
-def test_a_hold_that_has_not_begun_reads_as_pending(locks, caplog):
+def test_a_pause_that_has_not_begun_reads_as_pending(locks, caplog):
     with held_by("lottery"):
-        status, says = locks_command("hold", "lottery", "--for", "2h", "--reason", "upgrade")
+        status, says = locks_command("pause", "lottery", "--for", "2h", "--reason", "upgrade")
         assert status == 0
         assert re.fullmatch(
-            r"Pending: lottery, until .*, for 2 h 00 min; the hold begins when the lease in its way"
-            r" is over\.\n",
+            r"Pending: lottery, until .*, for 2 h 00 min; the pause begins when the lease in its"
+            r" way is over\.\n",
             says,
         )
-        assert "a hold is pending, for 7200 s" in caplog.text
-        assert re.search(r"by manage\.py locks \(pending hold\) .* upgrade", show())
+        assert "a pause is pending, for 7200 s" in caplog.text
+        assert re.search(r"by manage\.py locks \(pending pause\) .* upgrade", show())
     assert "pending" not in show()
 
 
@@ -129,34 +129,34 @@ def show():
 
 
 @in_turn
-def test_a_hold_that_has_not_begun_can_be_ended_and_its_holder_never_is(place: Place) -> None:
+def test_a_pause_that_has_not_begun_can_be_ended_and_its_holder_never_is(place: Place) -> None:
     with held_by("lottery"):
-        assert held.hold("lottery", 60, by=WHO) is False
-        assert held.unhold("lottery") is True
-        assert held.unhold("lottery") is False
+        assert held.pause("lottery", 60, by=WHO) is False
+        assert held.resume("lottery") is True
+        assert held.resume("lottery") is False
         assert holder().startswith("web-3")
     assert distributed_lock("lottery", wait=0).acquire()
 
 
-def test_a_hold_begins_when_the_lease_of_a_dead_holder_is_over(locks):
+def test_a_pause_begins_when_the_lease_of_a_dead_holder_is_over(locks):
     with held_by("lottery"):
-        assert held.hold("lottery", 60, by=WHO) is False
+        assert held.pause("lottery", 60, by=WHO) is False
         locks.redis.delete(keys_of(locks, "lottery").lock)  # As when its time is over.
         assert distributed_lock("lottery", wait=0).acquire() is False
     assert holder() == WHO
 
 
 @pytest.mark.waits
-def test_the_list_has_a_hold_after_a_dead_holder_and_none_that_was_ended(locks):
+def test_the_list_has_a_pause_after_a_dead_holder_and_none_that_was_ended(locks):
     for name in ("lottery", "report"):
         lock = distributed_lock(name, ttl=1.5, renew=False)
         assert lock.acquire()
         assert lock.lease is not None
         lock.lease.renew()
-        assert held.hold(name, 60, by=WHO) is False
+        assert held.pause(name, 60, by=WHO) is False
         lock.lease.renew()
         wait_until(lambda lock=lock: not lock.lease.held)
-    assert held.unhold("report")
+    assert held.resume("report")
 
     def listed():
         return [(one.name, str(one.owner)) for one in held.list()]
@@ -166,40 +166,40 @@ def test_the_list_has_a_hold_after_a_dead_holder_and_none_that_was_ended(locks):
 
 
 @pytest.mark.waits
-def test_a_hold_that_is_over_gives_way_to_the_waiters_at_once(locks):
+def test_a_pause_that_is_over_gives_way_to_the_waiters_at_once(locks):
     start = time.monotonic()
-    held.hold("lottery", 1.5, by=WHO)
+    held.pause("lottery", 1.5, by=WHO)
     waiting = wait_in_queue()
     assert 1.4 < waiting.result(HUNG) - start < 10
 
 
-def test_waiters_do_not_shorten_the_life_of_a_hold_in_the_queue(locks):
+def test_waiters_do_not_shorten_the_life_of_a_pause_in_the_queue(locks):
     queue = keys_of(locks, "lottery").queue
     with held_by("lottery"):
-        held.hold("lottery", 600, by=WHO)
+        held.pause("lottery", 600, by=WHO)
         waiting = wait_in_queue()
         assert locks.redis.pttl(queue) > 500_000
     assert holder() == WHO
-    held.unhold("lottery")
+    held.resume("lottery")
     waiting.result(HUNG)
 
 
 @in_turn
 @pytest.mark.waits
-def test_the_list_has_a_hold_after_a_lease_that_ended_sooner_than_was_noted(place: Place) -> None:
+def test_the_list_has_a_pause_after_a_lease_that_ended_sooner_than_was_noted(place: Place) -> None:
     with distributed_lock("cooled", min_hold=0.5):
-        assert held.hold("cooled", 60, by=WHO) is False
+        assert held.pause("cooled", 60, by=WHO) is False
     with distributed_lock("offered") as lease:
-        assert held.hold("offered", 60, by=WHO) is False
+        assert held.pause("offered", 60, by=WHO) is False
         lease.hand_over(within=0.5)
     with distributed_lock("taken") as lease:
-        assert held.hold("taken", 60, by=WHO) is False
+        assert held.pause("taken", 60, by=WHO) is False
         baton = lease.hand_over()
     with pytest.raises(LockLost), take_up(baton, ttl=1, renew=False) as lease:
         wait_until(lambda: not lease.held)
 
     def is_over(name):
-        """Whether the lease has ended; a release that came just in time lets the hold begin."""
+        """Whether the lease has ended; a release that came just in time lets the pause begin."""
         lock = place.read(name)
         return not lock or WHO in lock
 
@@ -213,7 +213,7 @@ def test_the_list_has_a_hold_after_a_lease_that_ended_sooner_than_was_noted(plac
 def test_a_lock_that_cools_down_is_held_after_it(locks):
     with distributed_lock("lottery", min_hold=60):
         pass
-    assert held.hold("lottery", 60, by=WHO) is False
+    assert held.pause("lottery", 60, by=WHO) is False
     locks.redis.delete(keys_of(locks, "lottery").lock)
     assert holder() == WHO  # A look begins it, as an acquire would.
 
@@ -223,14 +223,14 @@ def test_a_skip_says_held_by_whom_and_why(locks):
     def draw() -> str:
         return "drawn"
 
-    held.hold("lottery", 60, by=WHO, reason="DB upgrade")
-    expected = {"skipped": "held", "lock": "lottery", "holder": WHO, "reason": "DB upgrade"}
+    held.pause("lottery", 60, by=WHO, reason="DB upgrade")
+    expected = {"skipped": "paused", "lock": "lottery", "holder": WHO, "reason": "DB upgrade"}
     assert draw() == expected
     record = held.record("lottery")
     assert record is not None
     assert record.last_skip is not None
-    assert record.last_skip.why == "held"
-    held.unhold("lottery")
+    assert record.last_skip.why == "paused"
+    held.resume("lottery")
     assert draw() == "drawn"
 
 
@@ -238,34 +238,34 @@ def test_a_skip_says_held_by_whom_and_why(locks):
 def test_on_a_quorum_the_command_waits_in_the_foreground(place: Place) -> None:
     with held_by("lottery"):
         with pytest.raises(LockTimeout):
-            held.hold("lottery", 60, by=WHO)
+            held.pause("lottery", 60, by=WHO)
         said = io.StringIO()
-        waiting = in_thread(lambda: locks_command("hold", "lottery", "--for", "1h", out=said))
+        waiting = in_thread(lambda: locks_command("pause", "lottery", "--for", "1h", out=said))
         waits = "A quorum keeps no queue, so this command waits until it is free."
         wait_until(lambda: waits in said.getvalue())
     status, says = waiting.result(HUNG)
     assert status == 0
-    assert "Held: lottery, until " in says
-    status, says = locks_command("hold", "lottery", "--for", "1h")
-    assert (status, "is held already until" in says) == (1, True)
-    assert locks_command("unhold", "lottery") == (0, "No longer held: lottery.\n")
+    assert "Paused: lottery, until " in says
+    status, says = locks_command("pause", "lottery", "--for", "1h")
+    assert (status, "is paused already until" in says) == (1, True)
+    assert locks_command("resume", "lottery") == (0, "Resumed: lottery.\n")
     assert distributed_lock("lottery", wait=0).acquire()
 
 
 @places(QUORUM)
 @pytest.mark.proves("R4")
-def test_a_hold_that_waits_asks_under_a_new_token_and_id(
+def test_a_pause_that_waits_asks_under_a_new_token_and_id(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, shipped = [], flows.hold
+    asked, shipped = [], flows.pause
 
     def hold(request, now):
         asked.append(request)
         return shipped(request, now)
 
-    monkeypatch.setattr(flows, "hold", hold)
+    monkeypatch.setattr(flows, "pause", hold)
     with held_by("lottery"):
-        waiting = in_thread(lambda: held.hold("lottery", 60, by=WHO, wait=HUNG))
+        waiting = in_thread(lambda: held.pause("lottery", 60, by=WHO, wait=HUNG))
         wait_until(lambda: len(asked) == 2)
     assert waiting.result(HUNG)
     first, second = asked
@@ -275,29 +275,29 @@ def test_a_hold_that_waits_asks_under_a_new_token_and_id(
 
 @unscripted
 def test_a_server_without_scripts_has_no_holds(place: Place) -> None:
-    status, says = locks_command("hold", "lottery", "--for", "1h")
+    status, says = locks_command("pause", "lottery", "--for", "1h")
     assert status == 3
-    assert "holds and force release of locks need EVAL" in says
+    assert "pause and force release of locks need EVAL" in says
 
 
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_holds_shows_refuses_and_ends(locks):
-    status, says = locks_command("hold", "lottery", "--for", "2h", "--reason", "DB upgrade")
+def test_the_command_pauses_shows_refuses_and_ends(locks):
+    status, says = locks_command("pause", "lottery", "--for", "2h", "--reason", "DB upgrade")
     assert status == 0
-    assert says.startswith("Held: lottery, until ")
+    assert says.startswith("Paused: lottery, until ")
     assert "for 2 h 00 min." in says
     assert "by manage.py locks" in locks_command("list")[1]
     assert "DB upgrade" in locks_command("list")[1]
     shown = json.loads(locks_command("show", "lottery", "--json")[1])
-    assert (shown["state"], shown["owner"]["reason"]) == ("held", "DB upgrade")
-    status, says = locks_command("hold", "lottery", "--for", "1m")
+    assert (shown["state"], shown["owner"]["reason"]) == ("paused", "DB upgrade")
+    status, says = locks_command("pause", "lottery", "--for", "1m")
     assert status == 1
-    assert says.startswith("lottery is held already until ")
+    assert says.startswith("lottery is paused already until ")
     assert says.endswith("by manage.py locks: DB upgrade.")
-    assert locks_command("unhold", "lottery") == (0, "No longer held: lottery.\n")
-    assert locks_command("unhold", "lottery") == (1, "No operator holds lottery.")
+    assert locks_command("resume", "lottery") == (0, "Resumed: lottery.\n")
+    assert locks_command("resume", "lottery") == (1, "No operator has paused lottery.")
 
 
 @pytest.mark.django_db
@@ -305,8 +305,8 @@ def test_without_a_time_zone_in_the_settings_commands_tell_times_in_that_of_the_
     locks, settings
 ):
     settings.USE_TZ, settings.TIME_ZONE = False, None
-    status, says = locks_command("hold", "lottery", "--for", "2h")
-    assert (status, says[:20]) == (0, "Held: lottery, until")
+    status, says = locks_command("pause", "lottery", "--for", "2h")
+    assert (status, says[:22]) == (0, "Paused: lottery, until")
     shown = json.loads(locks_command("show", "lottery", "--json")[1])
     taken = datetime.fromtimestamp(shown["taken_at"]).astimezone()
     for act in ("show", "explain"):
@@ -316,13 +316,13 @@ def test_without_a_time_zone_in_the_settings_commands_tell_times_in_that_of_the_
 
 
 @pytest.mark.django_db
-def test_a_hold_of_a_newer_version_is_ended_by_that_alone(locks):
+def test_a_pause_of_a_newer_version_is_ended_by_that_alone(locks):
     value = newer_lease()
     locks.redis.set(keys_of(locks).lock, value, px=60_000)
     says = "Its holder runs a newer version of django_redislock"
-    assert locks_command("unhold", "lottery")[1].startswith(says)
+    assert locks_command("resume", "lottery")[1].startswith(says)
     keeper, page = client_of("keeper"), LockPage.named("lottery", "default")
-    answer = keeper.post(HOLD, {"lock": page.key, "unhold": ""}, follow=True)
+    answer = keeper.post(PAUSE, {"lock": page.key, "resume": ""}, follow=True)
     assert says.encode() in answer.content
     assert locks.redis.get(keys_of(locks).lock) == value.encode()
 
@@ -332,9 +332,9 @@ def test_the_permits_of_a_name_are_held_together(locks):
     def report() -> str:
         return "made"
 
-    assert locks_command("hold", "report", "--for", "1m")[0] == 0
-    assert report()["skipped"] == "held"
-    _, says = locks_command("unhold", "report", "--json")
+    assert locks_command("pause", "report", "--for", "1m")[0] == 0
+    assert report()["skipped"] == "paused"
+    _, says = locks_command("resume", "report", "--json")
     assert [(one["name"], one["ended"]) for one in json.loads(says)] == [("report", True)]
     assert report() == "made"
 
@@ -344,22 +344,22 @@ def test_runs_that_have_another_permit_go_on_and_are_named(locks):
         seen = held.get("report")
         assert seen is not None
         held.force_release("report", seen.id)
-        status, says = locks_command("hold", "report", "--for", "1m")
+        status, says = locks_command("pause", "report", "--for", "1m")
         assert status == 0
         assert "report#2 ends as it would: web-4:4711" in says
         assert not distributed_lock("report", limit=2, wait=0).acquire()
-        status, says = locks_command("hold", "report#2", "--for", "1m")
-        assert (status, says) == (2, "report#2 is a permit. A hold has all permits: hold report.")
+        status, says = locks_command("pause", "report#2", "--for", "1m")
+        assert (status, says) == (2, "report#2 is a permit. A pause has all permits: pause report.")
     assert held.get("report", permit=2) is None
     assert not distributed_lock("report", limit=2, wait=0).acquire()
-    assert held.unhold("report")
+    assert held.resume("report")
 
 
 def test_a_permit_that_is_free_is_not_held_as_if_it_were_a_lock(locks):
     with held_by("gpu", limit=3):
-        status, says = locks_command("hold", "gpu#3", "--for", "1m")
-        assert (status, says) == (2, "gpu#3 is a permit. A hold has all permits: hold gpu.")
-        assert locks_command("hold", "gpu#4", "--for", "1m")[0] == 0  # A lock that is called so.
+        status, says = locks_command("pause", "gpu#3", "--for", "1m")
+        assert (status, says) == (2, "gpu#3 is a permit. A pause has all permits: pause gpu.")
+        assert locks_command("pause", "gpu#4", "--for", "1m")[0] == 0  # A lock that is called so.
 
 
 def test_a_permit_is_known_though_nobody_has_the_first_one(locks):
@@ -372,8 +372,8 @@ def test_a_permit_is_known_though_nobody_has_the_first_one(locks):
             1,
             "gpu was not released. Nobody holds it. Permits of it are held: gpu#2.",
         )
-        assert locks_command("hold", "gpu#2", "--for", "1m")[0] == 2
-        assert "gpu#2 ends as it would" in locks_command("hold", "gpu", "--for", "1m")[1]
+        assert locks_command("pause", "gpu#2", "--for", "1m")[0] == 2
+        assert "gpu#2 ends as it would" in locks_command("pause", "gpu", "--for", "1m")[1]
 
 
 @pytest.mark.parametrize(
@@ -385,8 +385,8 @@ def test_a_permit_is_known_though_nobody_has_the_first_one(locks):
         (("--for", "soon"), "'soon' is no duration; write 90s, 10m, 1h30m or 2d."),
     ],
 )
-def test_a_hold_needs_a_sane_time(locks, args, complaint):
-    status, says = locks_command("hold", "lottery", *args)
+def test_a_pause_needs_a_sane_time(locks, args, complaint):
+    status, says = locks_command("pause", "lottery", *args)
     assert complaint in says
     assert status != 0
     assert held.get("lottery") is None
@@ -402,79 +402,79 @@ def client_of(name):
 
 
 @pytest.mark.django_db
-def test_the_admin_holds_and_ends_with_a_permission_of_its_own(locks):
+def test_the_admin_pauses_and_ends_with_a_permission_of_its_own(locks):
     page = LockPage.named("lottery", "default")
     address = f"/admin/django_redislock/heldlock/{quote(page.key)}/change/"
     asked = {"lock": page.key, "for": "1h", "reason": "DB upgrade", "confirmed": ""}
     operator, keeper = client_of("operator"), client_of("keeper")
-    assert operator.post(HOLD, asked).status_code == 403
-    assert b"Hold\xe2\x80\xa6" not in operator.get(address).content
-    assert keeper.get(HOLD).status_code == 405
-    assert b"Hold\xe2\x80\xa6" in keeper.get(address).content
-    assert b"is no duration" in keeper.post(HOLD, {**asked, "for": "soon"}).content
+    assert operator.post(PAUSE, asked).status_code == 403
+    assert b"Pause\xe2\x80\xa6" not in operator.get(address).content
+    assert keeper.get(PAUSE).status_code == 405
+    assert b"Pause\xe2\x80\xa6" in keeper.get(address).content
+    assert b"is no duration" in keeper.post(PAUSE, {**asked, "for": "soon"}).content
     assert held.get("lottery") is None
-    assert keeper.post(HOLD, asked).status_code == 302
+    assert keeper.post(PAUSE, asked).status_code == 302
     assert holder() == "keeper in the admin"
     assert b"DB upgrade" in keeper.get(address).content
-    assert b"End the hold" in keeper.get(address).content
-    assert operator.post(HOLD, {"lock": page.key, "unhold": ""}).status_code == 403
-    assert b"was not held" in keeper.post(HOLD, asked, follow=True).content
-    assert keeper.post(HOLD, {"lock": page.key, "unhold": ""}).status_code == 302
+    assert b"End the pause" in keeper.get(address).content
+    assert operator.post(PAUSE, {"lock": page.key, "resume": ""}).status_code == 403
+    assert b"was not paused" in keeper.post(PAUSE, asked, follow=True).content
+    assert keeper.post(PAUSE, {"lock": page.key, "resume": ""}).status_code == 302
     assert held.get("lottery") is None
     notes = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
-    assert [*notes] == ["Held for 1 h 00 min. DB upgrade", "The hold was ended."]
+    assert [*notes] == ["Paused for 1 h 00 min. DB upgrade", "The pause was ended."]
 
 
 @pytest.mark.django_db
-def test_who_releases_a_hold_by_force_is_not_told_of_code_that_goes_on(locks):
+def test_who_releases_a_pause_by_force_is_not_told_of_code_that_goes_on(locks):
     operator = client_of("operator")
-    assert held.hold("lottery", 3600, by=WHO)
+    assert held.pause("lottery", 3600, by=WHO)
     lock = held.get("lottery")
     assert lock is not None
     lease = {"lease": f"{LockPage.of(lock).key}:{lock.id}"}
-    address = f"{HOLD.removesuffix('hold/')}force-release/"
+    address = f"{PAUSE.removesuffix('pause/')}force-release/"
     shown = operator.post(address, lease).content.decode()
-    assert "It is an operator's hold." in shown
+    assert "It is an operator's pause." in shown
     assert "not stopped" not in shown
     page = operator.post(address, {**lease, "confirmed": "Yes"})
     (told,) = map(str, get_messages(page.wsgi_request))
-    assert told == f"The lock “lottery” was released. That was the hold of {WHO}."
+    assert told == f"The lock “lottery” was released. That was the pause of {WHO}."
     assert held.get("lottery") is None
 
 
 @pytest.mark.django_db
-def test_an_end_of_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(
+def test_an_end_of_a_pause_whose_answer_is_lost_is_audited_and_logged_as_not_known(
     locks, make_proxy, caplog
 ):
     proxy, keeper = make_proxy(locks.server), client_of("keeper")
-    assert held.hold("lottery", 3600, by=WHO)
+    assert held.pause("lottery", 3600, by=WHO)
     locks.on(proxy, OPTIONS={"socket_timeout": 1})
-    proxy.rule_for_script(scripts.UNHOLD.sha, "hang_after", times=None)
+    proxy.rule_for_script(scripts.RESUME.sha, "hang_after", times=None)
     lock = LockPage.named("lottery", "default").key
-    page = keeper.post(HOLD, {"lock": lock, "unhold": ""})
+    page = keeper.post(PAUSE, {"lock": lock, "resume": ""})
     (told,) = map(str, get_messages(page.wsgi_request))
     assert told.startswith("The lock “lottery” may be unchanged.")
     locks.on(locks.server)
     assert held.get("lottery") is None
-    assert LogEntry.objects.get().change_message == "Whether the hold was ended is not known."
-    assert "whether its hold was ended is unknown, by 'keeper in the admin'" in caplog.text
+    assert LogEntry.objects.get().change_message == "Whether the pause was ended is not known."
+    assert "whether its pause was ended is unknown, by 'keeper in the admin'" in caplog.text
 
 
 @pytest.mark.django_db
-def test_a_hold_whose_answer_is_lost_is_audited_and_logged_as_not_known(locks, make_proxy, caplog):
+def test_a_pause_whose_answer_is_lost_is_audited_and_logged_as_not_known(locks, make_proxy, caplog):
     proxy, keeper = make_proxy(locks.server), client_of("keeper")
     locks.on(proxy, OPTIONS={"socket_timeout": 1})
     granted = proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after")
     lock = LockPage.named("lottery", "default").key
     asked = {"lock": lock, "for": "1h", "reason": "DB upgrade", "confirmed": ""}
     answer = in_thread(granted.wait)
-    answer.add_done_callback(lambda _: proxy.refuse())  # Nor can the hold be undone.
-    keeper.post(HOLD, asked)
+    answer.add_done_callback(lambda _: proxy.refuse())  # Nor can the pause be undone.
+    keeper.post(PAUSE, asked)
     locks.on(locks.server)
     assert holder() == "keeper in the admin"
-    says = "Whether it is held for 1 h 00 min is not known. DB upgrade"
+    says = "Whether it is paused for 1 h 00 min is not known. DB upgrade"
     assert LogEntry.objects.get().change_message == says
-    assert "is held for 3600 s is unknown, by 'keeper in the admin', reason 'DB" in caplog.text
+    assert "is paused for 3600 s is unknown, by 'keeper in the admin', reason 'DB" in caplog.text
 
 
 @pytest.mark.django_db
@@ -484,26 +484,26 @@ def test_the_action_of_the_list_asks_before_it_holds(locks):
         lock = held.get("lottery")
         assert lock is not None
         key = LockPage.of(lock).key
-        action = {"action": "hold", "_selected_action": f"{key}:{lock.id}", "index": 0}
+        action = {"action": "pause", "_selected_action": f"{key}:{lock.id}", "index": 0}
         shown = keeper.post("/admin/django_redislock/heldlock/", action).content.decode()
         assert "Nobody gets this lock" in shown
         assert f'name="lock" value="{key}"' in shown
-        keeper.post(HOLD, {"lock": key, "for": "1h", "confirmed": ""})
+        keeper.post(PAUSE, {"lock": key, "for": "1h", "confirmed": ""})
         assert str(held.detail("lottery").waiters[0].owner) == "keeper in the admin"
     assert holder() == "keeper in the admin"
 
 
 @pytest.mark.django_db
-def test_a_hold_of_permits_is_one_of_their_lock_with_all_of_them(locks):
+def test_a_pause_of_permits_is_one_of_their_lock_with_all_of_them(locks):
     keeper, whole = client_of("keeper"), LockPage.named("report", "default").key
     second = LockPage.named("report", "default", 2).key
     with held_by("report", limit=2), held_by("report", limit=2):
         ticked = [f"{LockPage.of(lock).key}:{lock.id}" for lock in held.list()]
-        action = {"action": "hold", "_selected_action": ticked, "index": 0}
+        action = {"action": "pause", "_selected_action": ticked, "index": 0}
         shown = keeper.post("/admin/django_redislock/heldlock/", action).content.decode()
         assert re.findall(r'name="lock" value="([^"]+)"', shown) == [whole]
-        keeper.post(HOLD, {"lock": whole, "for": "1h", "confirmed": ""})
+        keeper.post(PAUSE, {"lock": whole, "for": "1h", "confirmed": ""})
         shown = keeper.get(f"/admin/django_redislock/heldlock/{quote(second)}/change/").content
-        assert b"End the hold" in shown
-        keeper.post(HOLD, {"lock": second, "unhold": ""})
+        assert b"End the pause" in shown
+        keeper.post(PAUSE, {"lock": second, "resume": ""})
     assert held.list() == []

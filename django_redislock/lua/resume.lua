@@ -1,6 +1,6 @@
--- unhold: end the hold of a lock, or take it out of the queue; never end anybody else's lease.
+-- resume: end the pause of a lock, or take it out of the queue; never end anybody else's lease.
 -- ARGV  retention, see _runs.lua
--- returns the owner of the hold; '' if there is none
+-- returns the owner of the pause; '' if there is none
 local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
@@ -16,21 +16,21 @@ end
 
 local retention = unpack(ARGV)
 local value = call('GET', LOCK) or ''
-if is_hold(value) and read(value) then
+if is_pause(value) and read(value) then
   pass_on(value)
   tell_of_permits()
   note_past(value, 'done', milliseconds(clock()), retention)
   return string.match(value, '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$', 56)
 end
 local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
-if not first or not is_hold(first) then
+if not first or not is_pause(first) then
   return ''
 end
 dequeue(first)
 tell_of_permits()
 local ms, left = milliseconds(clock()), call('PTTL', LOCK)
 if left >= 0 then
-  redis.pcall('ZADD', HELD, ms + left, LOCK) -- no longer to the end of the hold
+  redis.pcall('ZADD', HELD, ms + left, LOCK) -- no longer to the end of the pause
 elseif left == -2 then
   redis.pcall('ZREM', HELD, LOCK)
 end

@@ -4,7 +4,7 @@ from django.db import migrations
 
 
 class Migration(migrations.Migration):
-    """The permission to hold locks, for operators; no table."""
+    """The permission to pause locks, for operators; no table."""
 
     dependencies = [("django_redislock", "0003_completedrun")]
 
@@ -16,7 +16,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "held locks",
                 "permissions": [
                     ("force_release_heldlock", "Can force release held locks"),
-                    ("hold_heldlock", "Can hold locks, so that nobody gets them"),
+                    ("pause_heldlock", "Can pause locks, so that nobody gets them"),
                 ],
                 "managed": False,
                 "base_manager_name": "objects",

@@ -1,4 +1,4 @@
-"""``manage.py locks hold`` and ``unhold``: nobody gets a lock for a while."""
+"""``manage.py locks pause`` and ``resume``: nobody gets a lock for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django_redislock.management.console import Console
 
 
-def hold(
+def pause(
     console: Console,
     *,
     name: str,
@@ -31,18 +31,18 @@ def hold(
     json: bool,
     **options: Any,
 ) -> None:
-    """Hold a lock, with all its permits."""
+    """Pause a lock, with all its permits."""
     using = alias or DEFAULT_ALIAS
     if whole := _has_permit(name, using):
         raise CommandError(
-            f"{pasteable(name)} is a permit. A hold has all permits: hold {pasteable(whole)}.",
+            f"{pasteable(name)} is a permit. A pause has all permits: pause {pasteable(whole)}.",
             returncode=USAGE,
         )
     try:
-        begun = _hold(console, name, lasts, reason, using)
+        begun = _pause(console, name, lasts, reason, using)
     except LockTimeout as error:
         who = ": ".join(filter(None, (error.holder, error.reason)))
-        says = f"{pasteable(name)} is held already {_until(error.expires_in)}, by {who}."
+        says = f"{pasteable(name)} is paused already {_until(error.expires_in)}, by {who}."
         raise CommandError(visible(says), returncode=FOUND) from error
     others = held.detail(name, permit=1, using=using).others
     if json:
@@ -51,24 +51,24 @@ def hold(
         return
     says = f"{pasteable(name)}, {_until(lasts)}"
     if not begun:
-        says = f"{says}; the hold begins when the lease in its way is over"
-    console.out.write(f"{'Held' if begun else 'Pending'}: {says}.", str)
+        says = f"{says}; the pause begins when the lease in its way is over"
+    console.out.write(f"{'Paused' if begun else 'Pending'}: {says}.", str)
     for lock in others:
         console.out.write(visible(f"{pasteable(lock.name)} ends as it would: {lock.holder}."), str)
 
 
-def unhold(console: Console, *, name: str, alias: str | None, json: bool, **options: Any) -> None:
-    """End the hold of a lock."""
+def resume(console: Console, *, name: str, alias: str | None, json: bool, **options: Any) -> None:
+    """End the pause of a lock."""
     using = alias or DEFAULT_ALIAS
-    ended = held.unhold(name, using=using, by=operator())
+    ended = held.resume(name, using=using, by=operator())
     if json:
         console.print_json([{"name": name, "alias": using, "ended": ended}])
     elif ended:
-        console.out.write(f"No longer held: {pasteable(name)}.", str)
+        console.out.write(f"Resumed: {pasteable(name)}.", str)
     if not ended:
         lock = held.get(name, using=using)
         newer = lock is not None and lock.newer_format is not None and lock.note
-        raise CommandError(newer or f"No operator holds {pasteable(name)}.", returncode=FOUND)
+        raise CommandError(newer or f"No operator has paused {pasteable(name)}.", returncode=FOUND)
 
 
 def _has_permit(name: str, using: str) -> str:
@@ -83,26 +83,26 @@ def _has_permit(name: str, using: str) -> str:
     return likeliest.name if likeliest.number <= limit else ""
 
 
-def _hold(console: Console, name: str, lasts: float, reason: str, using: str) -> bool:
-    """Hold one lock. On a quorum, which has no queue, wait until nobody else holds it.
+def _pause(console: Console, name: str, lasts: float, reason: str, using: str) -> bool:
+    """Pause one lock. On a quorum, which has no queue, wait until nobody else holds it.
 
     Raises:
-        LockTimeout: Another hold is in the way.
+        LockTimeout: Another pause is in the way.
     """
     with release_on_sigterm():
         try:
-            return held.hold(name, lasts, by=operator(), reason=reason, using=using)
+            return held.pause(name, lasts, by=operator(), reason=reason, using=using)
         except LockTimeout as busy:
             if busy.reason is not None:
                 raise
             says = f"{pasteable(name)} is held by {busy.holder}. A quorum keeps no queue, so this"
             console.err.write(visible(f"{says} command waits until it is free."), str)
             console.err.flush()
-        return held.hold(name, lasts, by=operator(), reason=reason, using=using, wait=math.inf)
+        return held.pause(name, lasts, by=operator(), reason=reason, using=using, wait=math.inf)
 
 
 def _until(seconds: float | None) -> str:
-    """When a hold ends, if it has so many seconds left."""
+    """When a pause ends, if it has so many seconds left."""
     left = seconds or 0.0
     ends = local_time(time.time() + left)
     return f"until {ends:%Y-%m-%d %H:%M:%S}, for {duration(left)}"
