@@ -340,7 +340,7 @@ class Holds:
         if terms.release_before_commit in REFUSED:
             self._refuse_transaction(hold)
         markers = NO_MARKERS
-        if run is not None:
+        if run is not None and hold.backend.supports_records:
             markers = DoneMarkers(options.once > 0, run.id, hold.backend.retention)
         elif options.once and not options.renews_once:
             markers = DoneMarkers(once=True)
@@ -571,7 +571,8 @@ class Holds:
         backend.leases.discard(lease)
         # A renewed lease has a beginning in the timeline, so it must have an end.
         noted = state.renewals or now - state.granted_at >= NOTED_FROM
-        ended = ("done" if success else "failed") if noted or self._run else ""
+        run = self._run if backend.supports_records else None
+        ended = ("done" if success else "failed") if noted or run else ""
         once = options.once if success else 0.0
         return Release(
             lease,
@@ -579,7 +580,7 @@ class Holds:
             insist=block,
             ended=ended,
             once=once,
-            run=self._run,
+            run=run,
             retention=backend.retention,
         )
 

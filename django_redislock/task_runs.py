@@ -407,6 +407,13 @@ def _read_until(note: bytes) -> tuple[float | None, str]:
     return noted_at(note) / 1000 or None, note.partition(b"|")[2].decode(errors="replace")
 
 
+def unrecorded(using: str) -> str:
+    """A sentence if runs are not recorded under an alias; else ""."""
+    if backends[using].supports_records:
+        return ""
+    return f"REDISLOCK[{using!r}] is a quorum, which keeps no records of runs."
+
+
 def records_of(names: Sequence[str], *, using: str = DEFAULT_ALIAS) -> list[Record | None]:
     """The record of each of these locks; None if no run under it is known.
 
@@ -425,6 +432,8 @@ class _Started(NamedTuple):
 
 
 def _records(backend: Backend, names: list[str]) -> list[Record | None]:
+    if not backend.supports_records:
+        return [None] * len(names)
     noted = _noted(backend, names)
     # A run that has started is under way while its lease holds the lock. If the lease is over, the
     # run may have noted its end since we asked, so ask again. If no end is noted then, it never
@@ -556,6 +565,7 @@ def count_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: str)
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
+    backends[using].check_records("give_up_after")
     start = lease.id, marker.id, flows.milliseconds(marker.recognised_for)
     return int(_call(scripts.COUNT_START, name, *start, using=using))
 
@@ -623,6 +633,7 @@ def announce(
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
+    backends[using].check_records("unique_queued")
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
     told = (one.encode(errors="replace") for one in (task, way))
@@ -708,6 +719,9 @@ def leave_line(name: str, task_id: str, *, using: str) -> None:
     _call(scripts.LEAVE_LINE, name, task_id, using=using)
 
 
+_OF_RECORDS = {scripts.SKIP, scripts.FINISH, scripts.FORGET_START}
+
+
 def _call(
     script: Script,
     name: str,
@@ -729,7 +743,10 @@ def _asking(
     permit: int = 1,
     using: str,
 ) -> Flow[Any]:
-    """The flow that runs a script. If it *notes* a run, pass it how long records are kept."""
+    """Run a script. If it *notes* a run, pass it how long records are kept; or note nothing."""
     backend = backends[using]
+    if script in _OF_RECORDS and not backend.supports_records:
+        return None
     args = (*args, backend.retention) if notes else args
-    return flows.result_of(Call(script, name, args, backend.within, permit=permit))
+    call = Call(script, name, args, backend.within, permit=permit)
+    return (yield from flows.result_of(call))

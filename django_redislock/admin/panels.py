@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin.utils import quote
 
-from django_redislock import held
+from django_redislock import held, task_runs
 from django_redislock.admin import markup
 from django_redislock.admin.changelist import FREE
 from django_redislock.exceptions import InvalidLockName
@@ -32,9 +32,16 @@ def beside(rows: Rows, query: str, chosen: dict[str, str]) -> dict[str, Any]:
         "free": free[:FREE_LINES],
         "more_free": len(free[FREE_LINES:]),
         "similar": [] if len(rows) or free else _similar(rows, query),
+        "unrecorded": _unrecorded(rows),
         "only_free": chosen.get("state") == FREE,
         "most_records": RECORDS,
     }
+
+
+def _unrecorded(rows: Rows) -> list[str]:
+    """A sentence about each alias that keeps no records."""
+    aliases = [one for one in rows.aliases if one not in rows.problems]
+    return [says for one in aliases if (says := task_runs.unrecorded(one))]
 
 
 def _skipped(rows: Rows) -> list[dict[str, Any]]:

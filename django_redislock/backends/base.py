@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_redislock import clock, logs, signals
 from django_redislock.backends import drivers
 from django_redislock.lease import Leases
@@ -51,6 +53,9 @@ class Indexed(NamedTuple):
     silent: Sequence[str] = ()  # The servers that did not answer: their locks are missing in both.
 
 
+NO_PERMITS = Indexed([], 0)
+
+
 class TakesCommands(Protocol):
     """A server that runs plain commands for the doctor."""
 
@@ -80,6 +85,7 @@ class Backend(ABC):
 
     supports_queues = True  # Waiters queue up, and so can see whether they wait in a circle.
     supports_batons = True  # A lease can be handed over to the bearer of a baton.
+    supports_records = True  # What becomes of runs and calls is kept, not only who holds a lock.
 
     clock: Callable[[], float] = staticmethod(clock.now)
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
@@ -138,7 +144,22 @@ class Backend(ABC):
         """Have the watchdog look after a new lease. A sole watchdog puts its method in place."""
         self.watchdog_of(lease.name).watch(lease)
 
+    def check_records(self, option: str) -> None:
+        """Refuse an *option* of a job that needs records of runs, if none are kept here.
+
+        Raises:
+            ImproperlyConfigured: It needs another alias. The message has the line to write.
+        """
+        if not self.supports_records:
+            raise ImproperlyConfigured(
+                f"{option} needs records of runs, and REDISLOCK[{self.alias!r}] is a quorum, which"
+                ' keeps locks only. Write using="runs" there, and add to REDISLOCK an alias with'
+                " one server: 'runs': {'LOCATION': 'redis://host:6379/0'}."
+            )
+
     def _terms_of(self, options: Options) -> Terms:
+        if options.once:
+            self.check_records(f"once={options.once:g}")
         return terms_of(options, self.conf, self.operation_timeout)
 
     def operation_timeout(self, ttl: float) -> float:
@@ -281,10 +302,14 @@ class Backend(ABC):
 
     def ran_permits(self, limit: int, *, latest_first: bool = True) -> Indexed:
         """The locks of jobs by their last run: all permits of a name are one."""
+        if not self.supports_records:
+            return NO_PERMITS
         return self._indexed("ran", limit, 0, latest_first=latest_first)
 
     def announced_permits(self, limit: int) -> Indexed:
         """The locks with a call that unique_queued has announced, the first to end first."""
+        if not self.supports_records:
+            return NO_PERMITS
         return self._indexed("calls", limit, 0, latest_first=False)
 
     def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:

@@ -70,7 +70,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
     leader dies; by default it is the setting TTL of the alias "default".
 
     Raises:
-        ImproperlyConfigured: One of these settings is wrong.
+        ImproperlyConfigured: One of these settings is wrong, or "default" is a quorum.
     """
 
     _heap: Any  # Of Celery: what is due when.
@@ -85,6 +85,11 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
     def __init__(self, app: Celery, *args: Any, **kwargs: Any) -> None:
         ttl, name = _ttl(app), f"celery-beat:{app.main or 'celery'}"
         self._term = leadership(name, ttl=ttl, wait=LOOKS_EVERY, max_silence=MAX_SILENCE)
+        if says := task_runs.unrecorded(DEFAULT_ALIAS):
+            raise ImproperlyConfigured(
+                f"{says} LeaderScheduler keeps there when each entry was last sent: let"
+                f" {DEFAULT_ALIAS!r} be one server, and give the quorum another alias."
+            )
         lasts = conf(DEFAULT_ALIAS).records_for
         self._options = Options(ttl=ttl, wait=0.0, once=lasts, renews_once=True)
         self._leads = False

@@ -19,10 +19,9 @@ from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
+from django_redislock.backends.registry import backends
 from django_redislock.celery.decorator import SingleInstanceTask
 from django_redislock.celery.message import acks_late, shows_results, visibility_timeout
-from django_redislock.celery.options import NEWEST
-from django_redislock.celery.queued import by_majority
 from django_redislock.conf import aliases, conf
 from django_redislock.jobs.options import DATABASE
 from django_redislock.rules.names import signature_of
@@ -167,7 +166,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             )
             return
         terms = terms_of(options.lock, conf(options.using))
-        yield from _check_newest(task)
+        yield from _check_records(task)
     except ImproperlyConfigured:
         return  # The checks of the settings say so.
     for check in (
@@ -184,14 +183,24 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         yield from check(task, terms)
 
 
-def _check_newest(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
+def _check_records(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
+    """Whether its alias keeps the records of runs that it needs."""
     options = task.single_instance_options
-    if options.unique_queued == NEWEST and by_majority(task):
-        yield _error(
-            "E051",
-            f'Task {task.name} has unique_queued="newest", but a majority of servers decides for'
-            f" REDISLOCK[{options.using!r}], and each may know another call as the last.",
-            "Say unique_queued=True, or name an alias with one server by using=.",
+    backend = backends[options.using]
+    for name in ("once", "unique_queued", "give_up_after"):
+        if (value := getattr(options, name)) and value != DATABASE:
+            try:
+                backend.check_records(f"{name}={value!r} of task {task.name}")
+            except ImproperlyConfigured as error:
+                yield _error("E051", str(error), "Until then, each of its runs or calls fails.")
+    if acks_late(task) and options.once != DATABASE and not backend.supports_records:
+        yield _warning(
+            "W061",
+            f"Task {task.name} has acks_late, and REDISLOCK[{options.using!r}] is a quorum, which"
+            " keeps no records of runs: a message that is delivered again after its run has"
+            " succeeded runs again.",
+            'Name an alias with one server by using=. Or say once="database". Silence this if a'
+            " second run does no harm.",
         )
 
 

@@ -27,7 +27,6 @@ from django_redislock.celery.options import (
 )
 from django_redislock.celery.queued import (
     QueuedResult,
-    check_backend,
     hear_ends,
     is_exempt,
     packed,
@@ -261,7 +260,6 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         name = self.lock_name(tuple(args or ()), kwargs or {})
         arguments, of = b"", self.name
         if self.single_instance_options.unique_queued == NEWEST:
-            check_backend(self)
             arguments = packed(self, args, kwargs, options)
             if self.limits_of:
                 # The run that waits takes its own limits, so they must be those of this call too.

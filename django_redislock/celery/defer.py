@@ -192,9 +192,11 @@ def stand(task: Task, busy: Busy, permits: int) -> Turn | None:
         permits: How many permits that lock has.
 
     Returns:
-        When its turn is; None if the server does not say.
+        When its turn is; None if the server does not say, or keeps no line.
     """
     options: SingleInstance = task.single_instance_options
+    if task_runs.unrecorded(options.using):
+        return None
     ticket = carried(task.request.headers).get("ticket")
     try:
         found = task_runs.stand_in_line(

@@ -20,11 +20,9 @@ from celery.signals import task_postrun, task_revoked
 from celery.states import READY_STATES, RETRY, SUCCESS
 from celery.utils import uuid
 from celery.utils.saferepr import saferepr
-from django.core.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from django_redislock import logs, task_runs
-from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE, Deferred
 from django_redislock.celery.message import (
     HEADER,
@@ -129,26 +127,6 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
         or options.get("ignore_result") not in {None, bool(task.ignore_result)}
         or any(options.get(name) for name in _DEPENDENTS)
     )
-
-
-def by_majority(task: Task) -> bool:
-    """Whether a majority of servers decides about the locks of a task."""
-    return backends[task.single_instance_options.using].supports_majority
-
-
-def check_backend(task: Task) -> None:
-    """Refuse unique_queued="newest" if nobody could tell which of several calls is the last.
-
-    Raises:
-        ImproperlyConfigured: A majority of servers decides about the locks.
-    """
-    using = task.single_instance_options.using
-    if by_majority(task):
-        raise ImproperlyConfigured(
-            f'Task {task.name} has unique_queued="newest", but a majority of servers decides for'
-            f" REDISLOCK[{using!r}], and each may know another call as the last. Say"
-            " unique_queued=True, or name an alias with one server by using=."
-        )
 
 
 class QueuedResult(AsyncResult):  # type: ignore[misc] # Celery has no types

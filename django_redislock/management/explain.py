@@ -73,6 +73,12 @@ def explain(
         if not known.facts:
             asked = named(alias)
             _add_task(known, what, asked)
+    unrecorded: list[str] = []
+    for one in asked:
+        with noting({}, one, asked):  # The problem is known by now.
+            if says := task_runs.unrecorded(one):
+                unrecorded.append(one)
+                known.notes.append(says)
     facts = sorted(known.facts, key=lambda fact: fact.at)
     if json:
         found = [
@@ -91,7 +97,10 @@ def explain(
         for fact in facts:
             lock = f"{pasteable(fact.lock)}: " if several and fact.lock else ""
             console.print([f"{_time(fact.at)}  {lock}{visible(fact.says)}"])
-        kept = min((conf(one).records_for for one in asked if one not in known.problems), default=0)
+        kept = min(
+            (conf(one).records_for for one in asked if one not in {*known.problems, *unrecorded}),
+            default=0,
+        )
         says = f"No more is known. Records are kept for {duration(kept)}." * bool(kept)
         console.print([*map(visible, known.notes), *filter(None, [says])])
     if not facts and not known.problems:
@@ -178,6 +187,8 @@ def _of_locks(permits: Sequence[Permit], using: str, task_id: str = "") -> Itera
         waiting.discard(detail.key.name)
     for record in records:
         yield from _of_record(record, noted)
+    if task_runs.unrecorded(using):
+        return
     calls = task_runs.calls(names, task_id=task_id, using=using)
     for name, its_calls in zip(names, calls, strict=True):
         yield from _of_calls(name, its_calls, task_id)

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.management.base import CommandError
 
-from django_redislock import conf, doctor, held
+from django_redislock import conf, doctor, held, task_runs
 from django_redislock.humanize import visible
 from django_redislock.management.console import USAGE, finish, named
 from django_redislock.rules.names import Permit
-from django_redislock.task_runs import MOST_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -129,12 +128,14 @@ def show(
             returncode=USAGE,
         )
     problems: list[str] = []
+    notes: list[str] = []
     samples = [Sample("redislock_metrics_timestamp_seconds", time.time(), {})]
     for using in named(alias):
         looked = _look(using, limit, with_doctor=not no_doctor)
         problems += looked.problems
         samples += looked.samples
-    content = text(GAUGES, samples)
+        notes += looked.notes
+    content = "".join(f"# {one}\n" for one in notes) + text(GAUGES, samples)
     if output:
         try:
             write(content, Path(output))
@@ -157,15 +158,18 @@ class _Looked(NamedTuple):
 
     samples: list[Sample]
     problems: list[str]
+    notes: list[str]  # What has no samples at all.
 
 
 def _look(using: str, limit: int, *, with_doctor: bool) -> _Looked:
     samples: list[Sample] = []
     silent: set[str] = set()
-    problem = ""
+    problem = unrecorded = ""
     try:
-        for found in (_locks(using, limit, silent), _jobs(using, limit, silent)):
-            samples.extend(found)
+        samples.extend(_locks(using, limit, silent))
+        unrecorded = task_runs.unrecorded(using)
+        if not unrecorded:
+            samples.extend(_jobs(using, limit, silent))
     except held.PROBLEMS as error:
         problem = held.problem(error, using)
     loads = _loads(using)
@@ -177,9 +181,8 @@ def _look(using: str, limit: int, *, with_doctor: bool) -> _Looked:
     # A server that kept us waiting would keep the doctor waiting too.
     if with_doctor and not problem:
         samples += _findings(using)
-    return _Looked(
-        samples, [*filter(None, [problem]), *held.silence(sorted(silent), using).values()]
-    )
+    problems = [*filter(None, [problem]), *held.silence(sorted(silent), using).values()]
+    return _Looked(samples, problems, [*filter(None, [unrecorded])])
 
 
 # --- locks --------------------------------------------------------------------------------------
@@ -256,7 +259,7 @@ def _bounded(found: dict[str, _OfName], limit: int) -> dict[str, _OfName]:
 
 
 def _jobs(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
-    records = held.records(using=using, limit=MOST_NAMES)
+    records = held.records(using=using, limit=task_runs.MOST_NAMES)
     silent.update(records.silent)
     yield Sample("redislock_records", len(records), {"alias": using})
     yield Sample("redislock_records_limit", conf.conf(using).records, {"alias": using})

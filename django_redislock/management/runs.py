@@ -26,7 +26,7 @@ from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.stored import as_kept
-from django_redislock.task_runs import MOST_NAMES
+from django_redislock.task_runs import MOST_NAMES, unrecorded
 
 if TYPE_CHECKING:
     from django_redislock.management.console import Console
@@ -71,8 +71,9 @@ def _show(
         )
     chosen = f"--job {pasteable(job)}" if job else chosen
     asked = [alias or DEFAULT_ALIAS] if names else named(alias)
+    without = _unrecorded(asked)
     if no_success_for is not None:
-        _check_known(no_success_for, asked)
+        _check_known(no_success_for, asked, without)
     known, problems, partial = _records(names, alias, task, prefix, job)
     found = known
     if no_success_for is not None:
@@ -107,11 +108,12 @@ def _show(
         console.print(terminal.runs(found, console.columns, notes, similar, with_alias=several))
     elif known:
         console.print([_good_news(known, no_success_for, chosen=bool(chosen), of_job=bool(job))])
-    elif not problems:
+    elif not problems and len(without) < len(asked):
         console.print([f"No run is known of {chosen}." if chosen else "No run of a task is known."])
     if not json and (not known or any(not one.last_success for one in found)):
         answering = [one for one in asked if one not in problems]
         console.print(terminal.beginnings(beginnings(answering)))
+    console.err.write("\n".join(without), ending="\n" * bool(without))
     if partial:
         console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
     _finish(lines, complaint * fail, untold)
@@ -179,8 +181,19 @@ def _records(
     return found, problems, any(records.partial for records in answers.values())
 
 
-def _check_known(no_success_for: float, using: list[str]) -> None:
-    """Refuse a time for which records are not kept."""
+def _unrecorded(asked: list[str]) -> list[str]:
+    """A sentence about each of these aliases that keeps no records."""
+    says: list[str] = []
+    for alias in asked:
+        with noting({}, alias, asked):  # The problem is told where its records are read.
+            says += filter(None, [unrecorded(alias)])
+    return says
+
+
+def _check_known(no_success_for: float, using: list[str], without: list[str]) -> None:
+    """Refuse a time for which records are not kept; or any, if none are kept at all."""
+    if len(without) == len(using):
+        raise CommandError("\n".join(without), returncode=USAGE)
     for alias in using:
         longest = math.inf
         with noting({}, alias, using):  # The problem is told where its records are read.

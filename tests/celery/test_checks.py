@@ -128,11 +128,25 @@ def test_the_hint_for_a_long_run_names_the_setting_that_counts_on_rabbitmq(check
     assert "with RabbitMQ also consumer_timeout, on the server" in str(found.hint)
 
 
-def test_the_newest_of_several_calls_is_not_known_to_a_quorum(check, settings):
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, []),
+        ({"once": 60}, ["E051"]),
+        ({"unique_queued": True, "on_conflict": "retry"}, ["E051"]),
+        ({"give_up_after": 3, "acks_late": True, "reject_on_worker_lost": True}, ["E051", "W061"]),
+        ({"acks_late": True}, ["W061"]),
+    ],
+)
+def test_what_needs_records_of_runs_is_not_for_a_quorum(options, says, check, settings):
     location = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
     quorum = {"BACKEND": "django_redislock.backends.QuorumBackend", "LOCATION": location}
     settings.REDISLOCK = {"default": quorum}
-    assert check(tidy, {}, unique_queued="newest", on_conflict="retry") == ["E051"]
+    found = check(tidy, {"result_backend": "redis://"}, **options)
+    assert [one for one in found if one in {"E051", "W061"}] == says
+    for one in check_tasks(None):
+        if one.id == "django_redislock.E051":
+            assert 'Write using="runs" there' in one.msg
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
     assert [one["event"] for one in events] == ["start", "end"] * 3
     fences = [one["fence"] for one in events if one["event"] == "start"]
     assert fences == sorted(set(fences))
+    if setting["BACKEND"].endswith("QuorumBackend"):
+        return  # It keeps locks only.
     told = locks_command("explain", waits.id).out
     assert "It ended well at " in told
     assert "The call succeeded: " in told

@@ -24,7 +24,7 @@ from django_redislock.rules.forms import release
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.support.attempts import attempt
-from tests.support.matrix import everywhere, in_turn, needs_scripts, places
+from tests.support.matrix import everywhere, in_turn, needs_records, needs_scripts, places
 from tests.support.others import release_form
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
@@ -209,7 +209,7 @@ def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place
     assert seen.id == "a" * 16
 
 
-@needs_scripts
+@needs_records
 @pytest.mark.parametrize("is_once", [True, False], ids=["once", "run"])
 def test_work_that_is_done_is_known_while_all_permits_are_held(
     place: Place, *, is_once: bool

@@ -9,7 +9,6 @@ import select
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,10 +33,8 @@ from django_redislock.backends.quorum.servers import (
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.registry import backends
-from django_redislock.rules import flows, scripts
-from django_redislock.rules.stored import DoneMarkers, Owner
+from django_redislock.rules import scripts
 from tests.effects.models import Entry, written
-from tests.support.attempts import attempt
 from tests.support.faults import in_fork, lease_of
 from tests.support.quorums import TTL
 from tests.support.stored import NAME
@@ -372,25 +369,7 @@ def test_a_lease_that_no_majority_knows_any_more_is_lost(lost, quorum, caller):
     assert raised.value.reason == {"data": "expired", "servers": "unreachable"}[lost]
 
 
-@pytest.mark.proves("R13")
-def test_what_one_server_knows_to_be_done_is_done_though_it_answers_last(quorum):
-    @single_instance_task(key=NAME, name="tests.done", once=600)
-    def draw() -> str:
-        return "drawn"
-
-    quorum.servers[0].kill()  # It is away when the others note that it is done,
-    assert draw() == "drawn"
-    quorum.servers[1].kill()  # and this one loses what it has noted.
-    quorum.servers[1].restart()
-    quorum.servers[0].restart()
-    await_all(quorum)
-
-    quorum.proxies[2].rule_for_script(scripts.ACQUIRE.sha, "delayreply:1")
-    assert draw()["skipped"] == "done"
-    assert not any(quorum.value(server) for server in range(3))
-
-
-def test_a_silent_minority_delays_no_more_than_one_run_that_asks_whether_it_is_done(quorum):
+def test_a_silent_minority_delays_no_job(quorum):
     @single_instance_task(key=NAME, name="tests.silent")
     def draw() -> str:
         return "drawn"
@@ -653,34 +632,6 @@ def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(quo
     assert in_thread(draw).result(HUNG / 2)["skipped"] == "busy"
     quorum.lapse(0)
     assert in_thread(draw).result(HUNG / 2) == "drawn"
-
-
-@pytest.mark.proves("R1")
-def test_of_two_deliveries_that_find_the_same_permits_free_at_most_one_runs(quorum, monkeypatch):
-    both_have_looked, orders = threading.Barrier(2, timeout=HUNG), iter([reversed, list])
-
-    def shuffle(free):
-        if len(free) == 2 and (order := next(orders, None)):
-            both_have_looked.wait()
-            free[:] = order(free)
-
-    monkeypatch.setattr("django_redislock.backends.quorum.voting.random.shuffle", shuffle)
-    markers = DoneMarkers(False, "a-run", "1000000/10/40")
-    owner = Owner(host="web", task_id="a-run")
-
-    def delivery(letter):
-        asked = {"ttl": 30, "operation_timeout": HUNG, "markers": markers, "limit": 2}
-        wanted = attempt(NAME, letter * 32, letter * 16, owner, **asked)
-        return backend().run(flows.acquire(wanted, clock.now()))
-
-    outcomes = [one.result(HUNG) for one in [in_thread(partial(delivery, of)) for of in "ab"]]
-    granted = [one for one in outcomes if isinstance(one, flows.Granted)]
-    put_off = [one for one in outcomes if isinstance(one, flows.Busy)]
-    assert len(granted) <= 1
-    assert len(granted) + len(put_off) == 2
-    assert [one.holding.owner.task_id for one in put_off] == ["a-run"] * len(put_off)
-    assert len(held.list()) == len(granted)
-    assert isinstance(delivery("c"), flows.Busy if granted else flows.Granted)
 
 
 # --- processes -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from django_redislock import distributed_lock, held, single_instance
 from django_redislock.management import metrics as exposition
 from django_redislock.management.metrics import GAUGES, pattern
 from tests.operations.test_locks_command import locks_command
-from tests.support.matrix import MEMORY, QUORUM, everywhere, needs_scripts, unscripted
+from tests.support.matrix import MEMORY, everywhere, needs_records, unscripted
 from tests.support.others import held_by, waiters
 from tests.support.prometheus import is_here, promtool
 from tests.support.servers import free_port
@@ -59,7 +59,7 @@ def of_job(metric, **labels):
 
 
 @everywhere
-@needs_scripts
+@needs_records
 def test_it_tells_of_locks_waiters_and_jobs(place: Place) -> None:
     report(1)
     with pytest.raises(KeyError):
@@ -67,13 +67,12 @@ def test_it_tells_of_locks_waiters_and_jobs(place: Place) -> None:
     with held_by("report:3"):
         assert report(3)["skipped"] == "busy"
         waiting = in_thread(wait_for_a_report)
-        if place.name != QUORUM:  # It has no queue.
-            wait_until(lambda: waiters("report:3"))
+        wait_until(lambda: waiters("report:3"))
         found = told("--no-doctor")
     waiting.result(HUNG)
     assert found["redislock_up{}"] == 1
     assert found['redislock_locks{state="held"}'] == 1
-    assert found['redislock_lock_waiters{name="report:{}"}'] == (place.name != QUORUM)
+    assert found['redislock_lock_waiters{name="report:{}"}'] == 1
     assert 0 <= found['redislock_lock_wait_seconds{name="report:{}"}'] < HUNG
     assert 0 <= found['redislock_lock_held_seconds{name="report:{}"}'] < HUNG
     last = [

@@ -23,14 +23,14 @@ from django_redislock.lock import Lock
 from django_redislock.rules.flows import Finished, RunMarker
 from django_redislock.rules.keys import bucket_of, lock_keys, ran_index_key
 from django_redislock.rules.options import Options
-from tests.support.matrix import everywhere, needs_scripts
+from tests.support.matrix import everywhere, needs_records
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from tests.support.backends import Place
 
-pytestmark = needs_scripts
+pytestmark = needs_records
 
 DAY = 86_400.0
 RUNS = count()
@@ -68,7 +68,7 @@ def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place: Place
     names = orders(FEWEST_IN_A_BUCKET + 4)
     run_all(names)
     kept = {one.name for one in held.records()}
-    assert FEWEST_IN_A_BUCKET <= len(kept) < len(names)  # On a quorum each server drops for itself.
+    assert FEWEST_IN_A_BUCKET <= len(kept) < len(names)
     assert kept.isdisjoint(names[:1])
     assert kept.issuperset(names[-1:])
     for name in names:

@@ -16,15 +16,14 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
-from tests.support.matrix import everywhere, in_turn, needs_scripts, on_servers
+from tests.support.matrix import everywhere, in_turn, needs_records, on_servers
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace
 
-pytestmark = needs_scripts
+pytestmark = needs_records
 
 
 NAME = "lottery"
@@ -153,39 +152,6 @@ def test_looking_while_runs_begin_and_end_sees_none_that_never_ended(place):
     finally:
         over.set()
         worker.join()
-
-
-@pytest.mark.no_permit("on a quorum a permit is taken by the script of a lock")
-def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(make_quorum, key_prefix):
-    quorum = make_quorum()
-    quorum.configure(socket_timeout=HUNG)
-    with running("first"):
-        pass
-    runs = lock_keys(key_prefix, NAME).runs
-
-    def noted(server):
-        success = quorum.servers[server].client().hget(runs, "success")
-        return int((success or b"0").split(b"|")[0])
-
-    wait_until(lambda: all(map(noted, range(3))))
-    early = max(range(3), key=noted)  # It noted the last run, so it is believed.
-    late = [proxy for number, proxy in enumerate(quorum.proxies) if number != early]
-    acquires = [proxy.rule_for_script(scripts.ACQUIRE.sha, "hold") for proxy in late]
-
-    def draw():
-        with running("second"):
-            pass
-
-    drawing = in_thread(draw)
-    for acquire in acquires:
-        acquire.wait()
-    wait_until(lambda: quorum.value(early))
-    assert (record().under_way, record().last_unended) == ((), None)
-    assert ids(record().last_success) == ["first"]
-    for proxy in late:
-        proxy.forward_held()
-    drawing.result(HUNG)
-    wait_until(lambda: ids(record().last_success) == ["second"])
 
 
 def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it(locks, spawn):

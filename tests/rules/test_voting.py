@@ -36,15 +36,15 @@ def voting(servers=3):
     return Voting(Caller("default", "prefix", "process"), SERVERS[:servers], fences)
 
 
-def acquire(markers=""):
-    return Call(
-        scripts.ACQUIRE, "lottery", (TOKEN, "id", 30000, "queue", "0", markers, "r", "owner"), 1.0
-    )
+ASKED = (TOKEN, "id", 30000, "queue", "0", "", "r", b"owner")
 
 
-def acquire_permit(markers=""):
-    owner = b'{"host":"web","pid":1,"task_id":"a-run"}'
-    args = (TOKEN, "id", 30000, "queue", "0", markers, "r", owner, 2)
+def acquire():
+    return Call(scripts.ACQUIRE, "lottery", ASKED, 1.0)
+
+
+def acquire_permit():
+    args = (*ASKED, 2)
     return Call(scripts.ACQUIRE_PERMIT, "lottery", args, 1.0)
 
 
@@ -213,12 +213,6 @@ def test_what_any_server_may_have_done_may_be_done(answers, kind):
     assert type(raised.value.as_trouble(0.0)) is kind
 
 
-def test_what_one_server_knows_to_be_done_is_done():
-    poll = Poll(voting().answer(acquire())).hears(b"7", [b"done", b"1|x", 2], b"7")
-    assert poll.asks(scripts.LEAVE) == "ac"
-    assert poll.hears(1, 1).value == [b"done", b"1|x", 2]
-
-
 def test_a_lock_is_free_when_as_many_servers_are_as_a_majority_needs():
     """Who has it, and since when, is told by one server, whose clock need not be the others'."""
     mine = [b"busy", 100, b"m" + LEASE[1:], 3000]
@@ -260,30 +254,15 @@ def permits(first, second):
     return [(first, second)] * 3
 
 
-def taken(left=900, by=b"o", task=b""):
-    return look(b"a" * 16, left, by=by, owner=b'{"host":"web","pid":2,"task_id":"%b"}' % task)
+def taken(left=900, by=b"o"):
+    return look(b"a" * 16, left, by=by)
 
 
-OWN = taken(task=b"a-run")
 PAUSE = [b"hold" + taken()[0][4:], *taken()[1:]]
 NO_LEASE = look(b"", -2)
-MARKERS = "01000/10/40|a-run"
 
 
-@pytest.mark.parametrize("looks", [(taken(), taken(500)), (PAUSE, NO_LEASE), (NO_LEASE, OWN)])
-@pytest.mark.parametrize("word", [[b"done", b"1|x", 2], [b"finished", 500]])
-def test_work_that_is_done_is_known_though_no_permit_can_be_had(looks, word):
-    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(*looks))
-    assert poll.asks(scripts.ACQUIRE_MARKED) == "abc"
-    assert poll.hears(BUSY, word, BUSY).value == word
-
-
-def test_without_a_done_marker_the_refusal_is_that_of_the_permits():
-    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(OWN, NO_LEASE))
-    assert poll.hears(BUSY, BUSY, BUSY).value[:2] == [b"own", 900]
-    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), taken(500)))
-    assert poll.hears(BUSY, BUSY, BUSY).value[:2] == [b"busy", 500]
-    # Nobody asks for a marker in vain.
+def test_the_refusal_is_that_of_the_permit_that_is_free_first():
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), taken(500)))
     assert poll.value[:2] == [b"busy", 500]
 
@@ -295,49 +274,32 @@ def test_a_vote_for_a_permit_is_split_though_the_others_are_taken():
 
 
 @pytest.mark.proves("R4")
-@pytest.mark.parametrize("other", [OWN, PAUSE])
-def test_a_permit_that_a_try_may_have_got_is_given_back_before_no_other_is_asked_for(other):
+def test_a_permit_that_a_try_may_have_got_is_given_back_if_a_pause_keeps_all_others():
     votes = voting()
-    poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
+    poll = Poll(votes.answer(acquire_permit())).hears(*permits(taken(), NO_LEASE))
     with pytest.raises(NoMajority):
         poll.hears(b"7", SILENT, SILENT)
-    poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(other, taken(by=b"t")))
+    poll = Poll(votes.answer(acquire_permit())).hears(*permits(PAUSE, taken(by=b"t")))
     assert poll.asks(scripts.LEAVE) == "abc"
     assert poll.question is not None
     assert b":lock#2\r\n" in poll.question.commands[0]
-    poll = poll.hears(1, 1, 0)
-    assert poll.hears(BUSY, BUSY, BUSY).value[0] == (b"own" if other is OWN else b"busy")
+    assert poll.hears(1, 1, 0).value[:2] == [b"busy", 900]
 
 
 @pytest.mark.proves("R1")
-@pytest.mark.parametrize(("after", "word"), [(OWN, b"split"), (PAUSE, b"busy")])
-def test_a_permit_is_given_back_if_a_hold_or_another_delivery_came_between_look_and_grant(
-    after, word
-):
-    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
+def test_a_permit_is_given_back_if_a_pause_came_between_look_and_grant():
+    poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), NO_LEASE))
     assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
-    assert poll.hears(after, after, NO_LEASE).asks(scripts.LEAVE) == "abc"
+    assert poll.hears(PAUSE, PAUSE, NO_LEASE).asks(scripts.LEAVE) == "abc"
     assert poll.question is not None
     assert b":lock#2\r\n" in poll.question.commands[0]
-    assert poll.hears(1, 1, 1).value[:2] == [word, 900]  # The other delivery may give its back.
-
-
-@pytest.mark.proves("R1")
-def test_if_both_of_two_deliveries_give_their_permits_back_one_of_them_gets_one():
-    votes = voting()
-    poll = Poll(votes.answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
-    poll = poll.hears(b"7", b"7", b"7").hears(OWN, OWN, OWN).hears(1, 1, 1)
-    assert poll.value[0] == b"split"
-    poll = Poll(votes.answer(acquire_permit(MARKERS)))
-    assert poll.hears(*permits(NO_LEASE, taken())).asks(scripts.ACQUIRE_MARKED) == "abc"
-    assert poll.hears(b"8", b"8", b"8").asks(scripts.LOOK) == "abc"
-    assert poll.hears(taken(), taken(), taken()).value == b"8 1"
+    assert poll.hears(1, 1, 1).value[:2] == [b"busy", 900]
 
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("trouble", [UNREACHED, FORBIDDEN])
 def test_a_permit_whose_second_look_fails_is_asked_for_again_or_undone(trouble):
-    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(taken(), NO_LEASE))
+    poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), NO_LEASE))
     poll = poll.hears(b"7", b"7", b"7")
     with pytest.raises(NoMajority) as caught:
         poll.hears(trouble, trouble, trouble)
@@ -347,16 +309,12 @@ def test_a_permit_whose_second_look_fails_is_asked_for_again_or_undone(trouble):
 
 
 @pytest.mark.proves("R1")
-def test_after_a_grant_of_a_permit_only_those_are_looked_at_that_may_forbid_it():
-    # A pause has permit 1, and only a task run is delivered twice.
+def test_after_a_grant_of_a_permit_only_the_one_that_a_pause_has_is_looked_at():
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(NO_LEASE, taken()))
     assert poll.hears(b"7", b"7", b"7").value == b"7 1"
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), NO_LEASE))
     assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
     assert poll.hears(taken(), taken(), taken()).value == b"7 2"
-    poll = Poll(voting().answer(acquire_permit(MARKERS))).hears(*permits(NO_LEASE, taken()))
-    assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
-    assert poll.hears(taken(), taken(), taken()).value == b"7 1"
 
 
 # --- when an answer is enough --------------------------------------------------------------------
@@ -375,20 +333,6 @@ def test_after_a_grant_of_a_permit_only_those_are_looked_at_that_may_forbid_it()
 )
 def test_an_acquire_is_decided_when_a_majority_agrees(said, is_enough):
     assert decided(acquire(), said) is is_enough
-
-
-@pytest.mark.parametrize(
-    ("said", "is_enough"),
-    [
-        ({0: b"7", 2: b"9"}, False),  # The last one may know that it is done.
-        ({0: b"7", 2: [b"done", b"1|x", 2]}, True),
-        ({1: [b"finished", 500]}, True),
-        ({0: BUSY, 1: BUSY}, True),
-        ({0: b"7", 1: BUSY}, False),
-    ],
-)
-def test_an_acquire_that_may_be_pointless_is_granted_only_when_all_have_answered(said, is_enough):
-    assert decided(acquire(markers="1a-run"), said) is is_enough
 
 
 @pytest.mark.parametrize(
@@ -440,15 +384,6 @@ def test_a_script_that_a_server_lacks_is_sent_to_it_in_full():
     assert poll.hears(b"renewed", SILENT).value == b"renewed"
 
 
-def test_of_those_who_announce_a_run_at_the_same_time_one_is_let_through():
-    assert merged(scripts.ANNOUNCE, b"", b"", b"x") == b""
-    # Each has one server: nobody could be sure, so all are published, which the lock guards.
-    assert merged(scripts.ANNOUNCE, b"", b"x", b"y") == b""
-    poll = Poll(voting().answer(call(scripts.ANNOUNCE, "z", 1000))).hears(b"x", b"", b"x")
-    assert poll.asks(scripts.RETRACT) == "b"
-    assert poll.hears(1).value == b"x"
-
-
 A, B = b"a" * 16, b"b" * 16
 
 
@@ -484,78 +419,10 @@ def test_a_page_of_names_has_all_that_any_server_knows_with_the_greatest_scores(
     assert merged(scripts.NAMES, first, second, [0, []]) == every
 
 
-def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so():
-    def noted(last, unended, *started):
-        return [b"9", last, b"", b"", unended, list(started), 0, b"", b"", []]
-
-    ended, begun = b"100|5||owner", b"|90|0|%s|owner" % A
-    first, second = noted(b"", b"", begun), noted(ended, b"")
-    assert merged(scripts.RUNS, first, second, second) == second
-    # It is about to begin, or was given back.
-    assert merged(scripts.RUNS, first, noted(b"", b""), noted(b"", b""))[5] == []
-    # The server that noted the last run does not know it, but the others do.
-    assert merged(scripts.RUNS, second, first, first)[5] == [begun]
-    assert merged(scripts.RUNS, first, second, SILENT)[5] == [begun]
-    # The first server has missed its end, and another run has begun since.
-    newer, never = b"|200|0|%s|owner" % B, b"90|0|%s|owner" % A
-    last = noted(b"300|5||owner", never, newer)
-    assert merged(scripts.RUNS, last, noted(ended, b"", newer), noted(ended, b"", newer))[4] == b""
-    # Two servers know that it never ended; one has not yet heard of the newer one.
-    seen = merged(scripts.RUNS, last, first, second)
-    assert (seen[4], seen[5]) == (never, [])
-
-
-def test_of_what_was_noted_the_last_counts():
-    old = [b"9", b"100|5||owner", b"", b"", b"", [], 3, b"70|0|often|owner", b"40,50,60,"]
-    old.append([b"jobs.a|2|40,50,", b"jobs.b|1|60,"])
-    new = [b"1", b"100|5||owner", b"200|5||owner", b"", b"", [], 1, b"60|0|often|owner", b"60,"]
-    new.append([b"jobs.a|1|60,"])
-    # What was skipped since that success, the second server has not seen in full.
-    assert merged(scripts.RUNS, old, new, old) == [*new[:6], 3, *old[7:]]
+def test_the_past_is_that_of_the_server_that_has_noted_the_last_lease():
     past = (
         [b"1", [], [b"id|7|100|200|done|owner"]],
         [b"1", [], []],
         [b"1", [], [b"id|8|150|||owner"]],
     )
     assert merged(scripts.INSPECT, *past) == past[2]
-    assert merged(scripts.SKIP, 1, 4, 2) == 4
-    # One server has missed an end, or a start.
-    assert [merged(scripts.COUNT_START, 0, 2, 0), merged(scripts.COUNT_START, 2, 0, 2)] == [0, 2]
-
-
-def test_the_last_run_of_each_kind_counts_whichever_server_has_noted_it():
-    # The first server has missed a success, and has noted a skip later than the others.
-    stale = [b"9", b"100|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 9, b"", b"", []]
-    fresh = [b"9", b"200|5||o", b"", b"300|0|busy|o", b"", [], 1, b"", b"", []]
-    last = [b"9", b"200|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 1, b"", b"", []]
-    assert merged(scripts.RUNS, stale, fresh, fresh) == last
-    # One that no server knows to have ended is shown, though another one has begun since.
-    never, newer = b"90|0|%s|owner" % A, b"210|0|%s|owner" % B
-    one, another = (
-        [*fresh[:4], never, [], 1, b"", b"", []],
-        [*fresh[:4], newer, [], 1, b"", b"", []],
-    )
-    assert merged(scripts.RUNS, one, one, another)[4] == never
-
-
-def test_a_call_last_stood_for_another_when_any_server_says_that_it_did():
-    # The first server was away when the last call was made, so it knows an older one only.
-    assert merged(scripts.REQUEUE, 61_000, 7_000, 7_001) == 7_000
-    assert merged(scripts.REQUEUE, -1, 7_000, 0) == 0
-    assert merged(scripts.REQUEUE, -1, -1, SILENT) == -1
-
-
-def test_a_call_without_a_lease_is_told_if_a_majority_may_say_so():
-    def known(queued, done, finished, *deferred):
-        line = [[b"5", one, b"9000", before] for before, one in enumerate(deferred)]
-        task = queued[4:] + b"|task" if queued else b""
-        return [b"99", queued, b"70" if queued else b"", done, finished, line, task]
-
-    nothing = known(b"", b"", b"")
-    full = known(b"100|a", b"200|90|owner", b"80", b"x", b"y")
-    later = known(b"101|a", b"201|91|owner", b"81", b"x")
-    assert merged(scripts.CALLS, full, nothing, nothing)[1:5] == [b"", b"", b"", b""]
-    assert merged(scripts.CALLS, full, later, nothing) == [*later[:5], *full[5:]]
-    assert merged(scripts.CALLS, full, nothing, SILENT) == full
-    another = known(b"102|b", b"", b"")
-    assert merged(scripts.CALLS, full, later, another)[1] == b"101|a"

@@ -17,6 +17,8 @@ So do both kinds of server, for a test that asks for one (`server`, `locks`, `pr
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from tests.support.servers import KIND, KINDS
@@ -35,11 +37,17 @@ PLACES = (*SERVERS, SOCKET, SECURED, RESP2, MEMORY, SENTINEL, CLUSTER, QUORUM)
 QUICK = {KIND, MEMORY}
 USUAL = {KIND, UNSCRIPTED, MEMORY, CLUSTER, QUORUM}
 
+# Where tests with these marks do not run.
+LACKING = (("needs_scripts", [UNSCRIPTED]), ("needs_records", [UNSCRIPTED, QUORUM]))
+
 #: To run a test in all places and on both kinds of server: what it proves may differ there.
 everywhere = pytest.mark.everywhere
 
 #: To leave out the place that forbids scripts: it has no tasks, lists and force releases.
 needs_scripts = pytest.mark.needs_scripts
+
+#: To leave out that place, and the quorum, which keeps locks only.
+needs_records = pytest.mark.needs_records
 
 #: To run a test in these places only, as far as the run is to reach them at all.
 places = pytest.mark.places
@@ -68,8 +76,9 @@ def pytest_generate_tests(metafunc):
     if "place" in wanted:
         mark = test.get_closest_marker("places")
         written_for = mark.args if mark else PLACES
-        if test.get_closest_marker("needs_scripts") and written_for != (UNSCRIPTED,):
-            written_for = [name for name in written_for if name != UNSCRIPTED]
+        if written_for != (UNSCRIPTED,):
+            lacking = [one for mark, one in LACKING if test.get_closest_marker(mark)]
+            written_for = [name for name in written_for if name not in {*chain(*lacking)}]
         metafunc.parametrize("place", _chosen(written_for, test), indirect=True)
     if "server_kind" in wanted:
         metafunc.parametrize("server_kind", _chosen(KINDS, test), indirect=True)

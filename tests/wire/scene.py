@@ -10,6 +10,8 @@ import asyncio
 import threading
 from contextlib import contextmanager, suppress
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_redislock import (
     LockError,
     distributed_lock,
@@ -40,7 +42,7 @@ class Scene:
         self._recorder.title(title)
         try:
             yield self._recorder.says
-        except (LockError, ValueError, RuntimeError) as error:
+        except (LockError, ValueError, RuntimeError, ImproperlyConfigured) as error:
             self._recorder.says(f"{type(error).__name__}: {error}")
 
     def beside(self, name, work):

@@ -210,13 +210,15 @@ class QuorumBackend(Backend):
     """Locks on the majority of several servers that know nothing of each other (Redlock).
 
     LOCATION is a list of URLs, an odd number of at least three. OPTIONS are those of RedisBackend,
-    for all of the servers; ``max_connections`` is for each of them.
+    for all of the servers; ``max_connections`` is for each of them. A quorum keeps locks, and no
+    records of runs: what needs some names another alias.
     """
 
     in_parts = True
     supports_majority = True
     supports_queues = False
     supports_batons = False
+    supports_records = False
 
     def __init__(self, conf: Conf) -> None:
         where = f"REDISLOCK[{conf.alias!r}]"
@@ -226,6 +228,11 @@ class QuorumBackend(Backend):
                 f"{where}['REPLICAS_ACK'] must be 0: the servers of a quorum have no replicas that"
                 " count. A majority of them is what makes a grant safe."
             )
+        for key in ("records", "records_for"):
+            if getattr(conf, key) != getattr(type(conf), key):
+                raise ImproperlyConfigured(
+                    f"{where} must leave {key.upper()} out: a quorum keeps no records of runs."
+                )
         self.quorum = _quorum(conf.location, options, where)
         timeouts = [server.dialer.timeout for server in self.quorum]
         for number, timeout in enumerate(timeouts):

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import clock
@@ -32,23 +31,17 @@ from django_redislock.rules.replies import (
     RELEASED,
     RENEWED,
     AcquireArgs,
-    AnnounceArgs,
     BusyReply,
-    CallsReply,
-    DoneReply,
     EndlessReply,
-    FinishedReply,
     ForceReleaseReply,
     InspectReply,
     LookReply,
     NamesReply,
-    RunsReply,
     SplitReply,
-    TurnReply,
     read_try,
 )
 from django_redislock.rules.steps import Answer, Call, NotDone, Refused, Trouble, Unanswered
-from django_redislock.rules.stored import PAUSE, Owner, noted_at, read_skips_of_job, token_in
+from django_redislock.rules.stored import PAUSE, token_in
 
 if TYPE_CHECKING:
     from django_redislock.backends.quorum.servers import Fences, QuorumServer
@@ -160,8 +153,6 @@ class Voting:
             return (yield from self._acquire(call))
         if call.script.name == scripts.ACQUIRE_PERMIT.name:
             return (yield from self._acquire_permit(call))
-        if call.script is scripts.ANNOUNCE:
-            return (yield from self._announce(call))
         if call.script is scripts.LEAVE:
             # Each server has a fence of its own for a grant, so none is named.
             leave = call._replace(args=(call.args[0], "", *call.args[2:]))
@@ -208,19 +199,17 @@ class Voting:
             time = self._fences.question()
             replies = yield Question([time], call.within, self._servers, self._is_heard)
             self._fences.learn(map(_last, replies.values()))
-        is_enough = self._is_decided_by_all if args.markers else self._is_decided
         raised = self._fences.before()
-        (outcomes,) = yield from self._poll([attempt], self._servers, is_enough, raised)
+        (outcomes,) = yield from self._poll([attempt], self._servers, self._is_decided, raised)
         granted = {
             server: int(reply)
             for server, reply in outcomes.items()
             if reply.__class__ is bytes and server not in self._suspect
         }
         refusals = [read_try(one) for one in outcomes.values() if one.__class__ is list]
-        done = [one for one in refusals if isinstance(one, _POINTLESS)]
-        if len(granted) >= self._majority and not done:
+        if len(granted) >= self._majority:
             return (yield from self._raise_fences(call, granted))
-        lacks = not refusals or (not done and len(granted) + len(refusals) < self._majority)
+        lacks = not refusals or len(granted) + len(refusals) < self._majority
         if lacks and self._no_majority(outcomes).is_transient:
             # A server that did not answer may have granted it. The flow asks again with the same
             # token, or undoes it everywhere.
@@ -236,31 +225,28 @@ class Voting:
             yield from self._leave(leave, in_question)
         if lacks:
             raise self._no_majority(outcomes)
-        # One server that knows the work to be done is enough: the others may have lost that.
-        return [*(done[0] if done else self._busy(refusals, len(granted)))]
+        return [*self._busy(refusals, len(granted))]
 
     def _acquire_permit(self, call: Call) -> Vote:
         """Acquire one of several permits: each server alone would choose another one."""
         *asked, limit = call.args
-        args, numbers = AcquireArgs(*asked), range(1, int(limit) + 1)  # type: ignore[arg-type]
-        number, answer = yield from self._ask_for_permits(call, args, numbers)
+        numbers = range(1, int(limit) + 1)
+        plain = call._replace(script=scripts.ACQUIRE, args=tuple(asked))
+        number, answer = yield from self._ask_for_permits(plain, numbers)
         if not number:
             return answer
-        # Of two that look before either has a permit, the later one sees the other now.
-        others = [one for one in (numbers if _is_run(args) else [1]) if one != number]
         try:
-            seen = yield from self._permits(call, others)
+            kept = _pause_in((yield from self._permits(call, [1] if number > 1 else [])))
         except NoMajority as error:
             raise error.after_a_grant() from error.__cause__
-        bar = _bar(seen, args)
-        if not bar:
+        if kept is None:
             return b"%b %d" % (answer, number)
+        # An operator's pause has come before the grant, and keeps all permits from everybody.
         yield from self._give_back(call, number)
-        # The other delivery may see this one, and give its permit back, too; a pause stays.
-        return _barred(seen[bar], args, own=b"split")
+        return [*_as_busy(kept)]
 
     def _ask_for_permits(
-        self, call: Call, args: AcquireArgs, numbers: Iterable[int]
+        self, call: Call, numbers: Iterable[int]
     ) -> Generator[Question, Replies, tuple[int, Any]]:
         """Ask for each permit that looks free, one after the other.
 
@@ -269,26 +255,20 @@ class Voting:
         Returns:
             The permit and its fence; or 0 and the answer of one server to a try that is refused.
         """
-        marked = scripts.ACQUIRE_MARKED if args.markers else scripts.ACQUIRE
-        plain = call._replace(script=marked, args=args)
         found = yield from self._permits(call, numbers)
         free = [number for number in numbers if number not in found]
         random.shuffle(free)
-        bar = _bar(found, args)
-        if bar:
-            free, found = [], {bar: found[bar]}
-        if self._asked is not None and bar:
-            # What it asked for before may be granted, and would stay behind.
-            yield from self._give_back(call, self._asked)
-        elif self._asked is not None:  # Its outcome is unknown, so ask for it first.
+        if kept := _pause_in(found):
+            if self._asked is not None:
+                # What it asked for before may be granted, and would stay behind.
+                yield from self._give_back(call, self._asked)
+            return 0, [*_as_busy(kept)]
+        if self._asked is not None:  # Its outcome is unknown, so ask for it first.
             free = [self._asked, *(number for number in free if number != self._asked)]
-        if args.markers and not free:
-            # Only an acquire tells whether the work is done. It gets a permit that is free by now.
-            free = [bar or min(found, key=lambda number: _left(found[number]))]
-        busy = [_as_busy(look) for number, look in found.items() if int(look.left_ms) != ENDLESS]
+        busy = [_as_busy(look) for look in found.values() if int(look.left_ms) != ENDLESS]
         for number in free:
             self._asked = number
-            answer = yield from self._acquire(plain._replace(permit=number))
+            answer = yield from self._acquire(call._replace(permit=number))
             if answer.__class__ is bytes:
                 return number, answer
             self._asked = None
@@ -296,8 +276,6 @@ class Voting:
             if not isinstance(refusal, BusyReply):
                 return 0, answer
             busy.append(refusal)
-        if bar:
-            return 0, _barred(found[bar], args)
         if not busy:
             return 0, [*EndlessReply(b"endless")]
         return 0, [*min(busy, key=lambda one: (not isinstance(one, SplitReply), int(one.left_ms)))]
@@ -368,19 +346,6 @@ class Voting:
             word=told.word if known >= self._majority else b"split", left_ms=left_ms
         )
 
-    def _announce(self, call: Call) -> Vote:
-        """Let at least one through if several runs are announced at the same time."""
-        (outcomes,) = yield from self._poll([call], self._servers)
-        waiting, votes = Counter(self._replies(outcomes)).most_common(1)[0]
-        if votes < self._majority or not waiting:
-            return b""
-        if noted := [server for server, found in outcomes.items() if found == b""]:
-            task_id = AnnounceArgs(*call.args).id  # type: ignore[arg-type]
-            yield from self._poll(
-                [Call(scripts.RETRACT, call.name, (task_id,), call.within)], noted
-            )
-        return waiting
-
     # --- one question -------------------------------------------------------------------------
 
     def _poll(
@@ -434,15 +399,6 @@ class Voting:
                 else:
                     return False  # Wait: each server that lacks the script is to be told it.
         return granted >= self._majority or refused > len(self._servers) - self._majority
-
-    def _is_decided_by_all(self, replies: Replies) -> bool:
-        """As _is_decided(), for an acquire with done markers.
-
-        A grant needs every reply: the last server may be the only one that knows the marker.
-        """
-        refusals = [reply for reply in map(_last, replies.values()) if reply.__class__ is list]
-        is_pointless = any(isinstance(read_try(reply), _POINTLESS) for reply in refusals)
-        return is_pointless or len(refusals) > len(self._servers) - self._majority
 
     def _is_agreed(self, replies: Replies) -> bool:
         """Whether a majority says the same word as the server that answered last."""
@@ -539,41 +495,14 @@ def _as_busy(look: LookReply) -> BusyReply:
     return BusyReply(b"busy", int(look.left_ms), look.value, int(look.server_ms))
 
 
-def _bar(found: Mapping[int, LookReply], args: AcquireArgs) -> int:
-    """The permit whose lease keeps all others from the asking flow; 0 if there is none.
-
-    It is that of another delivery of the same task run, or an operator's pause.
-    """
-    own = next((number for number, look in found.items() if _is_own(look, args)), 0)
-    is_kept = 1 in found and token_in(found[1].value).startswith(PAUSE.encode())
-    return own or int(is_kept)
-
-
-def _barred(look: LookReply, args: AcquireArgs, own: bytes = b"own") -> list[Any]:
-    """The reply to an acquire that met such a lease; *own* is its word for another delivery's."""
-    return [*_as_busy(look)._replace(word=own if _is_own(look, args) else b"busy")]
-
-
-def _is_run(args: AcquireArgs) -> bool:
-    """Whether a run asks. Markers with a retention are those of one."""
-    return bool(args.markers) and not args.markers.endswith("|")
-
-
-def _is_own(look: LookReply, args: AcquireArgs) -> bool:
-    """Whether another delivery of the asking task run has this lease."""
-    holding, task_id = look.holding, Owner.unpack(args.owner.decode()).task_id
-    if holding is None or not task_id or not _is_run(args):
-        return False
-    if token_in(look.value) == args.token.encode():
-        return False
-    return holding.state != "cooling" and holding.owner.is_task(task_id)
+def _pause_in(permits: Mapping[int, LookReply]) -> LookReply | None:
+    """An operator's pause among these permits, if there is one. It keeps all of them."""
+    first = permits.get(1)
+    return first if first and token_in(first.value).startswith(PAUSE.encode()) else None
 
 
 # The outcome of a server if its reply was no longer needed.
 _LEFT = Unanswered("its answer was not awaited", 0.0, 0.0)
-
-# The replies to an acquire for work that is done.
-_POINTLESS = (DoneReply, FinishedReply)
 
 
 def _last(found: Any) -> Any:
@@ -654,97 +583,9 @@ def _inspected(replies: list[Any], of: int) -> list[Any]:
     return max(replies, key=lambda reply: InspectReply(*reply).last_since)
 
 
-def _last_runs(replies: list[Any], of: int) -> list[Any]:
-    """The last run of each kind that any server has noted; each notes it by its own clock.
-
-    A run that has not ended counts only if a majority may say so. Some servers know early of a run
-    that is about to begin; and to a server that missed its end, a run seems never to end.
-    """
-    answers = [RunsReply(*reply) for reply in replies]
-    newest = max(
-        answers,
-        key=lambda one: max(
-            map(noted_at, (one.success, one.failure, one.skip, one.unended, one.abandoned))
-        ),
-    )
-    success = max((one.success for one in answers), key=noted_at)
-    started = [one.started_by_lease_id for one in answers]
-    note_of = ChainMap(*started)
-    noted_by = Counter(lease for here in started for lease in here)
-    unended = noted_by + Counter(one.unended_lease_id for one in answers)
-    enough = majority_of(of) - (of - len(answers))
-    never = [one.unended for one in answers if unended[one.unended_lease_id] >= enough]
-    merged = newest._replace(
-        success=success,
-        failure=max((one.failure for one in answers), key=noted_at),
-        skip=max((one.skip for one in answers), key=noted_at),
-        abandoned=max((one.abandoned for one in answers), key=noted_at),
-        unended=max(never, key=noted_at, default=b""),
-        started=sorted(note_of[lease] for lease in noted_by if noted_by[lease] >= enough),
-        # Skips count from the last success on.
-        skips=max(one.skips for one in answers if one.success == success),
-        skipped=max((one.skipped for one in answers), key=len),
-        by_job=_most_skips(one.by_job for one in answers if one.success == success),
-    )
-    return [*merged]
-
-
-def _most_skips(answers: Iterable[Sequence[bytes]]) -> list[bytes]:
-    """Of each job, the note of the server that has counted most of its skips."""
-    most: dict[str, bytes] = {}
-    for note in chain(*answers):
-        job, count, _ = read_skips_of_job(note)
-        if job not in most or count > read_skips_of_job(most[job])[1]:
-            most[job] = note
-    return sorted(most.values())
-
-
-def _calls(replies: list[Any], of: int) -> list[Any]:
-    """The newest of the notes that a majority may have, and the longest line."""
-    answers = [CallsReply(*reply) for reply in replies]
-    enough = majority_of(of) - (of - len(answers))
-
-    def told(notes: list[bytes]) -> bytes:
-        noted = [note for note in notes if note]
-        return max(noted, key=noted_at) if len(noted) >= enough else b""
-
-    waits = Counter(one.queued.partition(b"|")[2] for one in answers if one.queued)
-    waiting = max(waits, key=lambda id: waits[id], default=b"")  # noqa: A006
-    announced = [one for one in answers if one.queued.partition(b"|")[2] == waiting]
-    queued = told([one.queued for one in announced])
-    merged = max(answers, key=lambda one: len(one.deferred))._replace(
-        queued=queued,
-        runs_from=max((one.runs_from for one in announced if queued), default=b""),
-        done=told([one.done for one in answers]),
-        finished=told([one.finished for one in answers]),
-        task=max((one.task for one in announced if queued), default=b""),
-    )
-    return [*merged]
-
-
-def _of_most(replies: list[int], of: int) -> int:
-    """The greatest number that a majority reaches: a server may have missed some starts."""
-    return sorted(replies, reverse=True)[majority_of(of) - 1]
-
-
-def _last_call(replies: list[int], of: int) -> int:
-    """Milliseconds since the last call that any server knows of; -1 if none does."""
-    return min((ago for ago in replies if ago >= 0), default=-1)
-
-
-def _soonest(replies: list[Any], of: int) -> list[Any]:
-    """The earliest of the turns: a run that comes too early asks again."""
-    return min(replies, key=lambda reply: int(TurnReply(*reply).left_ms))
-
-
 _MERGED: dict[Script, Callable[[list[Any], int], Any]] = {
     scripts.FORCE_RELEASE: _forced,
     scripts.LOOK: _look,
     scripts.NAMES: _names,
     scripts.INSPECT: _inspected,
-    scripts.RUNS: _last_runs,
-    scripts.CALLS: _calls,
-    scripts.COUNT_START: _of_most,
-    scripts.REQUEUE: _last_call,
-    scripts.STAND_IN_LINE: _soonest,
 }
