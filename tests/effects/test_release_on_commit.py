@@ -5,12 +5,14 @@ The rest is in contract/test_transactions.py: on SQLite, which has one writer at
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import django
 import pytest
-from django.db import Error, connections, transaction
+from django.db import Error, OperationalError, connections, transaction
 
 from django_redislock import Limit, distributed_lock, held
 from tests.effects.models import Entry
@@ -188,3 +190,37 @@ def test_a_transaction_that_was_open_before_the_lock_was_granted_may_read_what_w
     assert (before, after) == (0, 1 if level == "read committed" else 0)
     with transaction.atomic(using=database), kept():
         assert entries(database) == 1, "taken before the first query"
+
+
+@pytest.mark.skipif(django.VERSION < (5, 1), reason="Django has no pool of connections yet")
+@on_postgres
+@pytest.mark.parametrize("gives_up", ["the waiter", "the pool"])
+def test_a_waiter_with_the_only_connection_of_a_pool_keeps_it_from_the_holder(
+    locks, make_database, other, in_threads, gives_up
+):
+    """As docs/effects.md says: until one of them gives up."""
+    wait, timeout = (1, HUNG) if gives_up == "the waiter" else (HUNG, 1)
+    database = make_database("pooled", pool={"min_size": 1, "max_size": 1, "timeout": timeout})
+
+    def hold():
+        with distributed_lock("lottery"):
+            held_now.set()
+            return entries(database)
+
+    held_now = threading.Event()
+    try:
+        with transaction.atomic(using=database):
+            entries(database)
+            holder = other.submit(in_threads(hold))
+            assert held_now.wait(HUNG)
+            lock = distributed_lock("lottery", wait=wait)
+            assert lock.acquire() is (gives_up == "the pool")
+        connections[database].close()
+        if gives_up == "the waiter":
+            assert holder.result(HUNG) == 0
+        else:
+            with pytest.raises(OperationalError):
+                holder.result(HUNG)
+            lock.release()
+    finally:
+        connections[database].close_pool()

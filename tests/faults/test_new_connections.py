@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis.asyncio.connection import RedisSSLContext
 
 from django_redislock import LockUnavailable, distributed_lock
+from django_redislock.backends.redis.dialing import DIALING
+from django_redislock.backends.redis.pool import _Loop
 from django_redislock.backends.registry import backends
-from tests.support.faults import lease_of
+from tests.support.faults import lease_of, takes
 from tests.support.stored import NAME, is_held_by, is_left_clean
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, in_thread
+from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -144,6 +148,44 @@ def test_a_new_event_loop_uses_a_connection_of_threads(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R7")
+def test_r7_an_event_loop_that_is_blocked_does_not_end_the_search_for_another(
+    alone: Server,
+) -> None:
+    blocked = threading.Event()
+    with InLoop() as first, InLoop() as second:
+        of_first, of_second = distributed_lock("first"), distributed_lock("second")
+        for caller, lock in ((first, of_first), (second, of_second)):
+            assert caller.acquire(lock)
+        is_full(alone)
+        first.loop.call_soon_threadsafe(blocked.wait, HUNG)
+        try:
+            for lock in (of_first, of_second):
+                lease = lease_of(lock)
+                wait_until(lambda lease=lease: lease.renewals >= 4 or not lease.held)
+                assert lease.held
+        finally:
+            blocked.set()
+
+
+@pytest.mark.proves("R7")
+def test_r7_an_event_loop_that_closes_does_not_end_the_search_for_another(
+    alone: Server, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(_Loop, "may_be_asked", True)  # As seen just before it closes.
+    with InLoop() as second:
+        with InLoop() as first:
+            assert first.acquire(distributed_lock("first"))
+            (closed,) = [one() for one in backends["default"]._loops._loops.values()]
+        assert closed.loop.is_closed()
+        lock = distributed_lock("second")
+        assert second.acquire(lock)
+        is_full(alone)
+        lease = lease_of(lock)
+        wait_until(lambda: lease.renewals >= 4 or not lease.held)
+        assert lease.held
+
+
 @pytest.mark.proves("P6")
 @refusals
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -165,6 +207,35 @@ def test_a_waiter_that_can_be_rung_nowhere_looks_again_and_again(
         tries = calls_of(locks)
         wait_until(lambda: calls_of(locks) > tries + 5)
     assert waiting.result(HUNG)
+
+
+def test_one_thread_loads_certificates_however_many_coroutines_dial(
+    make_server: Any, locks: Locks, monkeypatch: Any
+) -> None:
+    server = make_server(tls=True)
+    locks.configure(LOCATION=server.url, OPTIONS={"ssl_ca_certs": server.ca}, UNAVAILABLE_AFTER=0)
+    slow, load = threading.Event(), RedisSSLContext.get
+
+    def hanging(context):
+        slow.wait(HUNG)
+        return load(context)
+
+    monkeypatch.setattr(RedisSSLContext, "get", hanging)
+
+    async def locking():
+        for number in range(25):
+            with takes(at_most=2), pytest.raises(LockUnavailable):
+                await distributed_lock(f"{NAME} {number}", ttl=0.3, wait=0).aacquire()
+        dialing = [one for one in threading.enumerate() if one.name == DIALING]
+        slow.set()
+        assert len(dialing) == 1
+        async with distributed_lock(NAME) as lease:
+            assert lease.held
+
+    try:
+        asyncio.run(locking())
+    finally:
+        slow.set()
 
 
 def calls_of(locks):

@@ -502,6 +502,39 @@ def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
                 assert f"{sentinel.host}:{sentinel.port}" in str(caught.value)
 
 
+@pytest.mark.proves("P1", "R13")
+def test_silent_sentinels_are_asked_at_each_dial_until_a_majority_was_heard(
+    make_watched, make_server, settings, key_prefix
+):
+    """Else the one that was told anew would be believed for as long as they count as silent."""
+    watched = make_watched("valkey")
+    locks = watched.locks(settings, key_prefix, **PATIENT)
+    locks.configure(**watched.setting(**UNHASTY))
+    other = make_server("valkey")
+    *most, apart = watched.sentinels
+    watched.ask(apart, "REMOVE", SERVICE)
+    watched.ask(apart, "MONITOR", SERVICE, other.host, str(other.port), "2")
+    for begin in (Blocking, InLoop):
+        backends.reset()
+        for one in most:
+            one.kill()
+        with begin() as caller:  # There is nobody else to believe.
+            caller.acquire(distributed_lock(f"believing {begin.__name__}"))
+        before = commands_run(other)
+        assert before
+        for one in most:
+            one.start()
+        backend = backends["default"]
+        assert isinstance(backend, SentinelBackend)
+        backend._pool.close()
+        with begin() as caller:
+            lock = distributed_lock(f"knowing {begin.__name__}")
+            assert caller.acquire(lock)
+            assert is_held_by(locks, lease_of(lock))
+            caller.release(lock)
+        assert commands_run(other) == before
+
+
 def test_it_listens_to_another_sentinel_when_one_falls_silent(make_watched, settings, key_prefix):
     watched = make_watched("valkey")
     watched.locks(settings, key_prefix, **PATIENT)

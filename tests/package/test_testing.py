@@ -596,3 +596,11 @@ def test_a_lease_that_outlasts_an_outage_is_renewed_right_after_it(redislock):
             assert lease.held
         redislock.advance(10)
         assert lease.held
+
+
+async def test_freezegun_with_real_asyncio_lets_an_async_wait_end(redislock):
+    """As docs/testing.md says."""
+    freezegun = pytest.importorskip("freezegun")
+    frozen = freezegun.freeze_time("2027-01-01", real_asyncio=True)
+    with redislock.simulate_held_by_other("lottery"), frozen:
+        assert await distributed_lock("lottery", wait=0.2).aacquire() is False

@@ -337,24 +337,24 @@ class InLoop(Caller):
     way = Async()
 
     def __enter__(self):
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info):
         self.run(self._end_tasks())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(HUNG)
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
 
     def run(self, call):
         return self.start(call).result(HUNG)
 
     def start(self, call):
-        return asyncio.run_coroutine_threadsafe(call, self._loop)
+        return asyncio.run_coroutine_threadsafe(call, self.loop)
 
     async def _end_tasks(self):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
