@@ -43,7 +43,6 @@ class Lookout:
 
     def __init__(self, backend: Backend, form: Attempt, started: float) -> None:
         self.due = started + CIRCLE_AFTER
-        self.blocked_by: bytes | None = None
         self._backend = backend
         self._form = form
         self._noted: dict[str, tuple[Backend, Lease]] = {}  # By the id of the lease.
@@ -93,18 +92,17 @@ class Lookout:
             now = backend.clock()
             for name in list(backend.leases):
                 for lease in backend.leases.of(name):
-                    state = lease.state
                     if (
-                        state.holder() is me
-                        and state.may_be_held(now)
-                        and (state.caller is None or state.caller.is_served())
+                        lease.holder() is me
+                        and lease.may_be_held(now)
+                        and (lease.caller is None or lease.caller.is_served())
                     ):
                         yield backend, lease
 
     def _note(self, wait: str, until: float) -> Flow[None]:
         """Note the wait at the leases of its holder; "" notes that it is over."""
         for backend, lease in self._noted.values():
-            args, permit = (lease.id, self._form.id, wait), lease.state.permit
+            args, permit = (lease.id, self._form.id, wait), lease.permit_number
             call = Call(scripts.NOTE_WAIT, lease.name, args, 0.0, permit=permit)
             yield from _ask(backend, call, until)
 

@@ -30,7 +30,7 @@ from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished
 from django_redislock.rules.forms import Attempt, Release, release, release_again
-from django_redislock.rules.lease_state import Granted, LeaseState, granted_by
+from django_redislock.rules.lease_state import Granted, granted_by
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
@@ -69,7 +69,7 @@ class Hold:
     over = False  # Released within its block, which has not been left yet.
     transaction: AbstractContextManager[None] | None = None  # That of the block.
     parts: Sequence[Any] = ()  # Of a joint lock: see joint_holds.Part.
-    blocked_by: bytes | None = None  # The owner of the lock when the wait began, if it waited.
+    attempt: Attempt | None = None  # That asks for the lease; None if the holder has it already.
 
     def __init__(self, backend: Backend, terms: Terms, block: bool) -> None:
         # A lease stays with the backend and the settings that granted it.
@@ -86,16 +86,16 @@ class Hold:
         )
 
     def is_of(self, holder: object) -> bool:
-        """Whether it is a pause of *holder*."""
-        if self.lease is None or self.lease.state.holder() is not holder:
+        """Whether it is a hold of *holder*."""
+        if self.lease is None or self.lease.holder() is not holder:
             return False
-        caller = self.lease.state.caller
+        caller = self.lease.caller
         return caller is None or caller.is_served()
 
     @property
     def may_be_held(self) -> bool:
         """Whether its lease is not known to be over."""
-        return self.lease is not None and self.lease.state.may_be_held(self.backend.clock())
+        return self.lease is not None and self.lease.may_be_held(self.backend.clock())
 
     def end_transaction(self, *exc_info: Any) -> None:
         """Commit the transaction of the block, or roll it back, while the lock is still held."""
@@ -113,7 +113,7 @@ class Hold:
 def awaits_commit(hold: Hold) -> bool:
     """Whether transactions go on with its lease: its success counts when they are committed."""
     assert hold.lease is not None
-    return hold.terms.release_before_commit == DEFER and hold.lease.state.transactions > 0
+    return hold.terms.release_before_commit == DEFER and hold.lease.transactions > 0
 
 
 class Holds:
@@ -136,7 +136,7 @@ class Holds:
         return None
 
     def _hold_to_end(self, *, block: bool) -> Hold | None:
-        """The pause to end, by a release or the end of a *block*: the caller's last, or else the
+        """The hold to end, by a release or the end of a *block*: the caller's last, or else the
         only one of that kind. A release never ends another's block."""
         # A copy: other threads take out theirs meanwhile, and a loop would pass over one of ours.
         every = tuple(self._holds)
@@ -153,7 +153,7 @@ class Holds:
         me = current_holder()
         over = [other for other in tuple(self._holds) if other.over and other.is_of(me)]
         if over and not hold.block:
-            # Released and acquired again within a block: the block's end ends this pause.
+            # Released and acquired again within a block: the block's end ends this hold.
             hold.block = True
             self._holds.append(hold)
             self._remove(over[-1])
@@ -172,15 +172,15 @@ class Holds:
     def _drop(self, hold: Hold, *, block: bool) -> int:
         """End *hold*. Returns how many acquires of its lease are left.
 
-        A pause of a block stays in the list until the block ends. Without it, the end of the block
-        would find a pause of another thread.
+        A hold of a block stays in the list until the block ends. Without it, the end of the block
+        would find a hold of another thread.
         """
         lease = hold.lease
         assert lease is not None
-        left = lease.state.times_held
+        left = lease.times_held
         if not hold.over:
             # First: an interrupt where this begins leaves both as they were.
-            left = lease.state.unnest()
+            left = lease.unnest()
             hold.over = True
         if block or not hold.block:
             try:  # noqa: SIM105 - suppress() costs more than all the rest
@@ -197,18 +197,18 @@ class Holds:
         """As acquire(), with the whole outcome. For the package's own integrations.
 
         Args:
-            block: Whether ``__exit__()`` ends the pause, as of a block; else ``release()`` does.
+            block: Whether ``__exit__()`` ends the hold, as of a block; else ``release()`` does.
             since: When the whole wait began, if this is a part of it. The caller tells if it runs
                 out.
         """
         hold = self._new_hold(block=block)
-        backend, form = hold.backend, None
+        backend = hold.backend
         try:
             if running_loop() is not None and must_not_block():
                 raise misuse.blocks_the_loop(self.name, "`async with` or `await lock.aacquire()`")
             if self.name in backend.leases and (nested := self._nest(hold, blocking=True)):
                 return nested
-            form = self._first_try(hold)
+            form = hold.attempt = self._first_try(hold)
             backend.begin(form)
             granted = form.granted or granted_by(
                 form.reply, form.sent, form.now, form.terms.certain
@@ -216,13 +216,12 @@ class Holds:
             if granted and form.made_in is process.current:
                 lease = self._take_over(hold, form, granted)
                 if signals.lock_acquired.receivers:
-                    hold.blocked_by = form.blocked_by
                     news = self._news_of_grant(hold, form.sent if since is None else since)
                     signals.lock_acquired.send_robust(**news)
                 return lease
             return backend.run(self._attempt(hold, form, since), form)
         except BaseException:
-            if undo := self._undo(hold, form, block=block):
+            if undo := self._undo(hold, block=block):
                 backend.run(undo)
             raise
 
@@ -231,13 +230,13 @@ class Holds:
     ) -> Lease | Busy | Done | Finished:
         """See attempt()."""
         hold = self._new_hold(block=block)
-        backend, form = hold.backend, None
+        backend = hold.backend
         try:
             if self._options.release_on_commit:
                 raise misuse.awaits_a_commit(self.name)
             if self.name in backend.leases and (nested := self._nest(hold, blocking=False)):
                 return nested
-            form = self._first_try(hold)
+            form = hold.attempt = self._first_try(hold)
             await backend.abegin(form)
             granted = form.granted or granted_by(
                 form.reply, form.sent, form.now, form.terms.certain
@@ -245,16 +244,15 @@ class Holds:
             if granted and form.made_in is process.current:
                 lease = self._take_over(hold, form, granted)
                 if signals.lock_acquired.receivers:
-                    hold.blocked_by = form.blocked_by
                     news = self._news_of_grant(hold, form.sent if since is None else since)
                     await signals.lock_acquired.asend_robust(**news)
                 return lease
             return await backend.arun(self._attempt(hold, form, since), form)
         except GeneratorExit:
-            self._undo(hold, form, block=block)  # Nothing can be awaited any more.
+            self._undo(hold, block=block)  # Nothing can be awaited any more.
             raise
         except BaseException:
-            if undo := self._undo(hold, form, block=block):
+            if undo := self._undo(hold, block=block):
                 await backend.arun(undo)
             raise
 
@@ -297,24 +295,23 @@ class Holds:
         me = current_holder()
         now = hold.backend.clock()
         limit, in_the_way = hold.terms.limit, 0
-        lost: LeaseState | None = None
+        lost: Lease | None = None
         error: LockMisuse | None = None
         # Of several, all but the newest are lost, or they are other permits.
         for lease in reversed(hold.backend.leases.of(self.name)):
-            state = lease.state
-            holder = state.holder()
+            holder = lease.holder()
             if holder is not me and running_loop() is None:
                 continue  # Another thread's, which can release it while this one waits.
-            if state.is_ended or not state.is_ours:
+            if lease.is_ended or not lease.is_ours:
                 continue
-            may_be_held = state.may_be_held(now)
-            is_mine = holder is me and (state.caller is None or state.caller.is_served())
-            if is_mine and (self._options.reentrant or state.is_held_by_transactions_only):
+            may_be_held = lease.may_be_held(now)
+            is_mine = holder is me and (lease.caller is None or lease.caller.is_served())
+            if is_mine and (self._options.reentrant or lease.is_held_by_transactions_only):
                 if not may_be_held:
-                    lost = lost or state
+                    lost = lost or lease
                     continue
-                # First: after an interrupt where this begins, the pause has no lease to give back.
-                state.nest()
+                # First: after an interrupt where this begins, the hold has no lease to give back.
+                lease.nest()
                 hold.lease = lease
                 self._add(hold)
                 return lease
@@ -352,7 +349,16 @@ class Holds:
         if len(known) > MOST_NAMES:
             known.clear()
         owner = current_owner(terms.limit) if terms.limit > 1 else current_owner()
-        return Attempt(name, owner, terms, hold.backend.conf.replicas_ack, markers)
+        return Attempt(
+            name,
+            owner,
+            terms,
+            replicas=hold.backend.conf.replicas_ack,
+            markers=markers,
+            template=self.template,
+            has_limit=with_limit,
+            is_of_run=run is not None,
+        )
 
     def _refuse_transaction(self, hold: Hold) -> None:
         """Refuse an acquire whose release would come before the commit, or never."""
@@ -365,24 +371,28 @@ class Holds:
     def _attempt(
         self, hold: Hold, form: Attempt, since: float | None
     ) -> Flow[Lease | Busy | Done | Finished]:
-        backend = hold.backend
-        started = form.sent or backend.clock()
+        """The flow of an attempt that is not granted at once."""
+        started = form.sent or hold.backend.clock()
+        outcome = yield from self._ask(hold, form, started if since is None else since)
+        if isinstance(outcome, Lease):
+            yield from self._tell_acquired(hold, started if since is None else since)
+        elif isinstance(outcome, Busy) and since is None:
+            yield from self._tell_timed_out(hold, outcome, started)
+        return outcome
 
-        lookout = Lookout(backend, form, started)
+    def _ask(self, hold: Hold, form: Attempt, since: float) -> Flow[Lease | Busy | Done | Finished]:
+        """Ask for the lock. Only if no server answers, somebody is told: who has waited *since*."""
+        started = form.sent or hold.backend.clock()
+        lookout = Lookout(hold.backend, form, started)
         take_over = partial(self._take_over, hold, form)
-        acquiring = flows.acquire(form, started, take_over, lookout)
         try:
-            outcome = yield from lookout.over(acquiring)
+            outcome = yield from lookout.over(flows.acquire(form, started, take_over, lookout))
         except LockUnavailable as error:
-            yield from self._tell_unavailable(hold, error, started if since is None else since)
+            yield from self._tell_unavailable(hold, error, since)
             raise
-        hold.blocked_by = lookout.blocked_by
         if isinstance(outcome, Granted):
             assert hold.lease is not None
-            yield from self._tell_acquired(hold, started if since is None else since)
             return hold.lease
-        if isinstance(outcome, Busy) and since is None:
-            yield from self._tell_timed_out(hold, outcome, started)
         return outcome
 
     def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
@@ -390,8 +400,9 @@ class Holds:
             yield Notify(signals.lock_acquired, self._news_of_grant(hold, since))
 
     def _news_of_grant(self, hold: Hold, since: float) -> dict[str, Any]:
-        lease, owner = hold.lease, hold.blocked_by
+        lease, attempt = hold.lease, hold.attempt
         assert lease is not None
+        owner = None if attempt is None else attempt.blocked_by
         return {
             "sender": self._sender,
             "lease": lease,
@@ -413,30 +424,19 @@ class Holds:
     ) -> Flow[None]:
         if signal.receivers:
             waited = hold.backend.clock() - since
-            told = {"name": name, "using": hold.backend.alias, "waited": waited, **why}
-            yield self._news(signal, {"template": self._template_of(name), **told})
+            news = {"name": name, "using": hold.backend.alias, "waited": waited, **why}
+            template = self._template_of(name)
+            yield Notify(signal, {"sender": self._sender, "template": template, **news})
 
     def _template_of(self, name: str) -> str:
         """The template of one of its names."""
         return self.template
 
-    def _news(self, signal: Signal, news: dict[str, Any]) -> Notify:
-        return Notify(signal, {"sender": self._sender, **news})
-
     def _take_over(self, hold: Hold, form: Attempt, granted: Granted) -> Lease:
         """Make the lease of a grant, and let the backend look after it."""
-        terms, backend, name = hold.terms, hold.backend, form.name
-        fence, deadline, at, ends, permit = granted
-        until = at + terms.max_hold
+        backend = hold.backend
         holder, caller = new_holder(for_block=hold.block)
-        state = LeaseState(
-            *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
-            *(holder, caller, self._run is not None, permit),
-        )
-        shown = None if self._options.limit is None else permit
-        lease = hold.lease = Lease(
-            name, form.id, fence, form.owner, backend, state, self.template, shown
-        )
+        lease = hold.lease = Lease(form, granted, holder, caller, backend)
         if self._holds:
             self._add(hold)
         else:
@@ -445,19 +445,18 @@ class Holds:
         backend.watch(lease)
         return lease
 
-    def _undo(self, hold: Hold, form: Attempt | None = None, *, block: bool) -> Flow[bool] | None:
+    def _undo(self, hold: Hold, *, block: bool) -> Flow[bool] | None:
         """After an interrupt: drop *hold*. Returns the flow that ends its lease, if one is needed.
 
-        The server may have granted *form*. If its flow knows of it, the flow undoes the grant.
+        The server may have granted its attempt. If its flow knows of it, the flow undoes the grant.
         """
         if hold.process is not process.this():
             return None
-        lease = hold.lease
+        lease, form = hold.lease, hold.attempt
         if lease is None:
             if form is None or form.is_told:
                 return None
-            timeout = form.terms.operation_timeout
-            return flows.undo(form.name, form.token, timeout, form.permit, form.limit)
+            return flows.undo_attempt(form)
         if self._drop(hold, block=block) > 0:
             return None
         hold.backend.leases.discard(lease)
@@ -466,9 +465,9 @@ class Holds:
     def _undo_of(self, hold: Hold) -> Flow[bool]:
         """The flow that ends what the server keeps of the lease of *hold*."""
         assert hold.lease is not None
-        state, terms = hold.lease.state, hold.terms
-        timeout = terms.operation_timeout
-        return flows.undo(hold.lease.name, state.token, timeout, state.permit, terms.limit)
+        lease, terms = hold.lease, hold.terms
+        timeout, permit = terms.operation_timeout, lease.permit_number
+        return flows.undo(lease.name, lease.token, timeout, permit, terms.limit)
 
     # --- release ------------------------------------------------------------------------------
 
@@ -540,7 +539,6 @@ class Holds:
             return None
         lease, backend, options = hold.lease, hold.backend, self._options
         assert lease is not None
-        state = lease.state
         if getpid() != process.pid:
             process.this()
         if hold.process is not process.current:
@@ -552,10 +550,10 @@ class Holds:
             self._remove(hold)
             return None
         now = backend.clock()
-        if now >= state.ends:
+        if now >= lease.ends:
             backend.note_expiry(lease)  # Before it is ended here: an ended lease does not expire.
         if success and options.min_hold and not awaits_commit(hold):
-            state.succeeded(options.min_hold)
+            lease.succeeded(options.min_hold)
         if self._drop(hold, block=block) > 0:
             return None
         if hold.terms.release_before_commit in _TOLD:
@@ -570,7 +568,7 @@ class Holds:
                     break
         backend.leases.discard(lease)
         # A renewed lease has a beginning in the timeline, so it must have an end.
-        noted = state.renewals or now - state.granted_at >= NOTED_FROM
+        noted = lease.renewals or now - lease.granted_at >= NOTED_FROM
         run = self._run if backend.supports_records else None
         ended = ("done" if success else "failed") if noted or run else ""
         once = options.once if success else 0.0
@@ -600,13 +598,11 @@ class Holds:
         lease = theirs.lease
         assert lease is not None
         if transactions.at_end(partial(self._end_deferred, theirs, success)):
-            theirs.over = (
-                not lease.state.hold_for_transactions()
-            )  # In one step, whatever interrupts it.
+            theirs.over = not lease.hold_for_transactions()  # In one step, whatever interrupts it.
         return transactions.by_hand()
 
     def _hold_of_transactions(self, hold: Hold) -> Hold:
-        """A pause of the same lease for transactions; it counts as over until they have it."""
+        """A hold of the same lease for transactions; it counts as over until they have it."""
         terms = hold.terms._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, block=True)
         theirs.lease, theirs.over = hold.lease, True
@@ -626,16 +622,15 @@ class Holds:
                 extra=logs.of(hold.lease),
             )
         finally:
-            hold.lease.state.transactions_are_over()
+            hold.lease.transactions_are_over()
 
     def _release(self, hold: Hold, form: Release, success: bool) -> Flow[None]:
         lease, backend = hold.lease, hold.backend
         assert lease is not None
-        state = lease.state
         now = backend.clock()
-        if state.is_lost:
-            yield from self._clear_up(hold, state.lost_reason(now))
-            raise state.loss(now)
+        if lease.is_lost:
+            yield from self._clear_up(hold, lease.loss_reason(now))
+            raise lease.loss(now)
         try:
             reason = yield from release(form)
         except LockUnavailable as error:
@@ -645,7 +640,7 @@ class Holds:
         if reason is not None:
             backend.lost(lease, reason, at_release=True)
             yield from self._clear_up(hold, reason)
-            raise state.loss(now)
+            raise lease.loss(now)
         yield from self._tell_released(hold, success)
 
     def _clear_up(self, hold: Hold, reason: LostReason | None) -> Flow[None]:
@@ -665,7 +660,7 @@ class Holds:
         return {
             "sender": self._sender,
             "lease": lease,
-            "held_for": hold.backend.clock() - lease.state.granted_at,
+            "held_for": hold.backend.clock() - lease.granted_at,
             "success": success,
             "template": lease.template,
         }

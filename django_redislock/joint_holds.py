@@ -24,73 +24,69 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import timedelta
 
+    from django_redislock.backends.base import Backend
     from django_redislock.exceptions import LostReason
-    from django_redislock.lease import GrantingBackend
     from django_redislock.rules.flows import RunMarker
     from django_redislock.rules.forms import Release
-    from django_redislock.rules.lease_state import LeaseState
     from django_redislock.rules.limit import Limit
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow
 
 
-# --- the state of a joint lease, made of the states of its parts ----------------------------------
+# --- the lease of a joint lock, made of the leases of its parts -----------------------------------
 
 
-class JointState:
-    """As a LeaseState, of several leases that are granted and released together.
+def _least(of: str) -> Any:
+    """Of a joint lease, the least of what its parts have."""
+    return property(lambda joint: min(getattr(part, of) for part in joint.parts))
 
-    It is held while all parts are held, and lost with the first part. Each part is renewed, lost
-    and ended by itself. A joint state changes its parts only for transactions.
+
+class JointLease(Lease):
+    """The lease of several locks. It is held while each of its parts is held, and lost with one.
+
+    Each part is renewed, lost and ended by itself. A joint lease changes them only for
+    transactions.
+
+    Attributes:
+        name: All names, in the order in which they were taken.
+        fence: The greatest of *fences*. Comparable only between leases of the same names.
+        parts: The lease of each name. Each is renewed by itself, and operators see each as a row.
     """
 
     times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
-    token = ""  # Each part has its own.
     min_hold = 0.0  # Each part keeps that of its own acquires.
+    token = ""  # Each part has its own.
+    ttl = _least("ttl")
+    renewals = _least("renewals")
+    deadline = _least("deadline")
+    ends = _least("ends")
+    transactions = _least("transactions")
 
-    def __init__(self, parts: Sequence[LeaseState]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Lease], backend: Backend) -> None:
+        self._parts = tuple(parts)
+        self._backend = backend
+        self._process = process.current
         self.name = ", ".join(part.name for part in parts)
+        self.template = ", ".join(part.template for part in parts)
+        self.fence = max(part.fence for part in parts)
         self.granted_at = max(part.granted_at for part in parts)
         self.is_of_run = any(part.is_of_run for part in parts)
-        self.permit = parts[0].permit  # The records of a run are those of the first one.
-        # All have the same.
-        self.holder = parts[0].holder
-        self.caller = parts[0].caller
+        first = parts[0]
+        self.id, self.owner = first.id, first.owner
+        self.holder, self.caller = first.holder, first.caller  # All have the same.
+        self.permit = None
+        self.permit_number = first.permit_number  # The records of a run are those of the first.
 
-    @property
-    def ttl(self) -> float:
-        return min(part.ttl for part in self._parts)
-
-    @property
-    def renewals(self) -> int:
-        return min(part.renewals for part in self._parts)
-
-    @property
-    def deadline(self) -> float:
-        return min(part.deadline for part in self._parts)
-
-    @property
-    def ends(self) -> float:
-        return min(part.ends for part in self._parts)
-
-    @property
-    def is_ours(self) -> bool:
-        return self._parts[0].is_ours
+    def __del__(self) -> None:
+        """Nothing: each dropped part logs that itself."""
 
     @property
     def is_active(self) -> bool:
         return all(part.is_active for part in self._parts)
 
     @property
-    def is_ended(self) -> bool:
-        return all(part.is_ended for part in self._parts)
-
-    @property
     def is_lost(self) -> bool:
         return any(part.is_lost for part in self._parts)
-
-    lost = is_lost
 
     def is_held(self, now: float) -> bool:
         return all(part.is_held(now) for part in self._parts)
@@ -98,14 +94,11 @@ class JointState:
     def may_be_held(self, now: float) -> bool:
         return all(part.may_be_held(now) for part in self._parts)
 
-    def is_in_doubt(self, now: float) -> bool:
-        return self.may_be_held(now) and not self.is_held(now)
-
-    def lost_reason(self, now: float) -> LostReason | None:
-        return next(filter(None, (part.lost_reason(now) for part in self._parts)), None)
+    def loss_reason(self, now: float) -> LostReason | None:
+        return next(filter(None, (part.loss_reason(now) for part in self._parts)), None)
 
     def loss(self, now: float) -> LockLost:
-        lost = (part for part in self._parts if part.lost_reason(now))
+        lost = (part for part in self._parts if part.loss_reason(now))
         return next(lost, self._parts[0]).loss(now)
 
     def lose(self, *_: Any, **__: Any) -> bool:
@@ -119,10 +112,6 @@ class JointState:
     def succeeded(self, min_hold: float) -> None:
         """Nothing: the release of each part says so."""
 
-    @property
-    def transactions(self) -> int:
-        return min(part.transactions for part in self._parts)
-
     def hold_for_transactions(self) -> bool:
         """Transactions hold all parts too, until they are over. Returns True."""
         for part in self._parts:
@@ -133,35 +122,6 @@ class JointState:
         """The transactions are over and no longer hold a part."""
         for part in self._parts:
             part.transactions_are_over()
-
-
-# --- the lease of a joint lock: a lease of each of its names. joint_holds.py takes and ends them
-#
-
-
-class JointLease(Lease):
-    """The lease of several locks. It is held while each of its parts is held.
-
-    Attributes:
-        name: All names, in the order in which they were taken.
-        fence: The greatest of *fences*. Comparable only between leases of the same names.
-        parts: The lease of each name. Each is renewed by itself, and operators see each as a row.
-    """
-
-    __slots__ = ("_parts",)
-
-    state: Any
-
-    def __init__(self, parts: Sequence[Lease], backend: GrantingBackend) -> None:
-        state: Any = JointState([part.state for part in parts])
-        fence = max(part.fence for part in parts)
-        first = parts[0]
-        template = ", ".join(part.template for part in parts)
-        super().__init__(state.name, first.id, fence, first.owner, backend, state, template)
-        self._parts = tuple(parts)
-
-    def __del__(self) -> None:
-        """Nothing: each dropped part logs that itself."""
 
     @property
     def parts(self) -> tuple[Lease, ...]:
@@ -193,9 +153,9 @@ class JointLease(Lease):
         mutex = threading.Lock()
 
         def tell(part: Lease) -> None:
-            danger = part.state.danger
+            danger = part.danger
             with mutex:
-                told[:] = [one for one in told if one[0].state.danger is one[1]]
+                told[:] = [one for one in told if one[0].danger is one[1]]
                 is_first = not told
                 told.append((part, danger))
             if is_first and danger is not None:
@@ -271,7 +231,7 @@ class Part(Holds):
         """
         if self.is_nested and not self.hold.may_be_held:
             assert self.hold.lease is not None
-            raise self.hold.lease.state.loss(self.hold.backend.clock())
+            raise self.hold.lease.loss(self.hold.backend.clock())
 
     def nest(self) -> None:
         """Take the lease that this thread or asyncio task has already, if it may.
@@ -294,27 +254,23 @@ class Part(Holds):
         """
         terms = self._terms._replace(wait=wait)
         hold = self.hold = Hold(self.hold.backend, terms, self.hold.block)
-        form = self._first_try(hold)
+        form = hold.attempt = self._first_try(hold)
         form.owner = replace(form.owner, names=self._belongs_to)
         form.queues = queues
         form.is_told = True  # Nothing is sent before its flow begins.
-        return self._attempt(hold, form, since)
-
-    def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
-        """Tell nothing before all parts are held; see tell_acquired()."""
-        yield from ()
+        return self._ask(hold, form, since)
 
     def tell_acquired(self, since: float) -> Flow[None]:
         """Say that it is held, unless it was held before."""
         if not self.is_nested:
-            yield from super()._tell_acquired(self.hold, since)
+            yield from self._tell_acquired(self.hold, since)
 
     def await_others(self) -> None:
         """If it is held: keep it without max_hold, and renewed, while others are awaited."""
         lease = self.hold.lease
         if self.is_nested or lease is None or not self.hold.may_be_held:
             return
-        if lease.state.await_others():
+        if lease.await_others():
             self._look_now(lease)
 
     def beginning(self, until: float) -> Flow[None]:
@@ -324,7 +280,7 @@ class Part(Holds):
         """
         lease, terms = self.hold.lease, self.hold.terms
         assert lease is not None
-        lease.state.begin(self.hold.backend.clock(), terms.max_hold, terms.renew)
+        lease.begin(self.hold.backend.clock(), terms.max_hold, terms.renew)
         yield from lease.renewing(None, until)
         self._look_now(lease)
 
@@ -471,7 +427,7 @@ class JointHolds(Holds):
             yield from self._tell_unavailable(hold, error, started)
             raise
 
-    def _undo(self, hold: Hold, form: Any = None, *, block: bool) -> Flow[bool] | None:
+    def _undo(self, hold: Hold, *, block: bool) -> Flow[bool] | None:
         if hold.process is not process.this():
             return None
         if hold.lease is not None:
@@ -492,7 +448,7 @@ class JointHolds(Holds):
         return ending
 
     def _ends_a_lease(self, hold: Hold) -> bool:
-        return any(part.hold.lease.state.times_held == 1 for part in hold.parts)
+        return any(part.hold.lease.times_held == 1 for part in hold.parts)
 
     def _release(self, hold: Hold, form: Release, success: bool) -> Flow[None]:
         releasing = [part.releasing(success) for part in hold.parts]

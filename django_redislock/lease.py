@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from os import urandom
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import ref
 
 from django.core.signing import BadSignature, Signer
@@ -16,7 +16,7 @@ from django_redislock.holder import must_not_block, running_loop
 from django_redislock.misuse import check_callback
 from django_redislock.rules import flows
 from django_redislock.rules.arguments import DEFAULT_DATABASE, SHORTEST_TTL, part, seconds
-from django_redislock.rules.lease_state import Alarm
+from django_redislock.rules.lease_state import Alarm, LeaseState
 from django_redislock.rules.steps import Notify
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
     from weakref import ReferenceType
 
+    from django_redislock.backends.base import Backend
     from django_redislock.exceptions import LostReason
-    from django_redislock.rules.lease_state import LeaseState
     from django_redislock.rules.steps import Flow
-    from django_redislock.rules.stored import Owner
 
 
 # --- the baton: a text by which one process takes up the lease that another has handed over -------
@@ -77,29 +76,6 @@ class Baton(NamedTuple):
 
 
 logger = logs.logger("django_redislock")
-
-
-class GrantingBackend(Protocol):
-    """The backend that granted a lease, as far as the lease needs it."""
-
-    alias: str
-    clock: Callable[[], float]
-    leases: Leases
-    retention: str
-    supports_batons: bool
-
-    def run(self, flow: Flow[Any]) -> Any: ...
-    async def arun(self, flow: Flow[Any]) -> Any: ...
-    def operation_timeout(self, ttl: float) -> float: ...
-    def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None: ...
-    def note_expiry(self, lease: Lease) -> None: ...
-    def watchdog_of(self, name: str) -> Watches: ...
-
-
-class Watches(Protocol):
-    """A watchdog: it renews leases in time."""
-
-    def watch(self, lease: Lease, due: float) -> None: ...
 
 
 class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
@@ -155,12 +131,12 @@ class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
             [
                 one
                 for one, other in found
-                if other is not None and other is not lease and not other.state.is_ended
+                if other is not None and other is not lease and not other.is_ended
             ]
         )
 
 
-class Lease:
+class Lease(LeaseState):
     """One grant of a lock to one owner, until a deadline.
 
     Attributes:
@@ -171,42 +147,15 @@ class Lease:
         id: Its public name in logs and listings; the token is secret.
         template: The name as it was written, "report:{id}" for "report:42".
         permit: The number of its permit, from 1 to the limit of the lock; None without a limit.
-        state: Its LeaseState, for the package itself.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_backend",
-        "_callbacks",
-        "fence",
-        "id",
-        "name",
-        "owner",
-        "permit",
-        "state",
-        "template",
-    )
+    ttl: float
+    """Seconds that the lease lasts unless renewed."""
+    renewals: int
+    """How often the lease was renewed."""
 
-    def __init__(
-        self,
-        name: str,
-        id: str,  # noqa: A002 - the word of the contract
-        fence: int,
-        owner: Owner,
-        backend: GrantingBackend,
-        state: LeaseState,
-        template: str,
-        permit: int | None = None,
-    ) -> None:
-        self.name = name
-        self.template = template
-        self.id = id
-        self.fence = fence
-        self.owner = owner
-        self.permit = permit
-        self._backend = backend
-        self._callbacks: list[Callable[[Lease], object]] = []
-        self.state = state  # Set last, see __del__.
+    _backend: Backend  # Which granted it.
+    _callbacks: Any = ()  # To call when it is lost; a list once there is one.
 
     def __repr__(self) -> str:
         shown = "held" if self.held else self.lost_reason or "ended"
@@ -215,23 +164,23 @@ class Lease:
 
     def __del__(self) -> None:
         try:
-            state = self.state
+            backend = self._backend
         except AttributeError:
             return  # __init__ did not run to its end.
-        if state.is_ended or state.times_held <= 0 or self.name not in self._backend.leases:
+        if self.is_ended or self.times_held <= 0 or self.name not in backend.leases:
             return  # Nobody relies on it, or an interrupt came before anybody did.
         # A destructor must not ask a server.
-        now = self._backend.clock()
-        if state.may_be_held(now):
+        now = backend.clock()
+        if self.may_be_held(now):
             logger.warning(
                 "The held lease %s of lock %r was dropped without a release; the lock stays"
                 " taken for %.1f s more. Keep the handle, or use `with`.",
                 self.id,
                 self.name,
-                state.ends - now,
+                self.ends - now,
                 extra=logs.of(self),
             )
-        self._backend.leases.discard(self)
+        backend.leases.discard(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -260,34 +209,24 @@ class Lease:
         return self._backend.alias
 
     @property
-    def ttl(self) -> float:
-        """Seconds that the lease lasts unless renewed."""
-        return self.state.ttl
-
-    @property
-    def renewals(self) -> int:
-        """How often the lease was renewed."""
-        return self.state.renewals
-
-    @property
     def held(self) -> bool:
         """Whether the lock is certainly ours right now, by our own clock.
 
         It is also False while nobody knows: the lease was handed over to us a second ago or more,
         and the server has not answered since. ``ensure_held()`` asks the server.
         """
-        return self.state.is_held(self._backend.clock())
+        return self.is_held(self._backend.clock())
 
     @property
     def expires_in(self) -> float:
         """Seconds until the lease ends unless renewed; 0.0 when it is not held."""
         now = self._backend.clock()
-        return max(0.0, self.state.ends - now) if self.state.is_held(now) else 0.0
+        return max(0.0, self.ends - now) if self.is_held(now) else 0.0
 
     @property
     def lost_reason(self) -> LostReason | None:
         """Why it was lost: "expired", "forced", "taken" or "unreachable"; None if it was not."""
-        return self.state.lost_reason(self._backend.clock())
+        return self.loss_reason(self._backend.clock())
 
     def ensure_held(self, verify: bool = False) -> None:
         """Return if the lock is ours, else raise: the check before you touch the resource.
@@ -312,14 +251,14 @@ class Lease:
         if verify or is_in_doubt:
             self.renew()
         elif not self.held:
-            raise self.state.loss(self._backend.clock())
+            raise self.loss(self._backend.clock())
 
     async def aensure_held(self, verify: bool = False) -> None:
         """See ensure_held()."""
         if verify or self._is_in_doubt():
             await self.arenew()
         elif not self.held:
-            raise self.state.loss(self._backend.clock())
+            raise self.loss(self._backend.clock())
 
     def renew(self, ttl: float | timedelta | None = None) -> None:
         """Restart the ttl now.
@@ -379,7 +318,7 @@ class Lease:
     def hold_on(self, max_silence: float) -> None:
         """Let max_hold be over *max_silence* seconds from now. For the package's own Term."""
         now = self._backend.clock()
-        if self.state.hold_on(now, max_silence):
+        if self.allow_silence(now, max_silence):
             self._backend.watchdog_of(self.name).watch(self, now)
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
@@ -393,8 +332,8 @@ class Lease:
             TypeError: *callback* is no function, or a coroutine or generator function.
         """
         check_callback(callback, "on_lost()")
-        self._callbacks.append(callback)
-        if self.state.is_lost:
+        vars(self).setdefault("_callbacks", []).append(callback)
+        if self.is_lost:
             self.run_callbacks()
 
     def on_endangered(self, callback: Callable[[Lease], object], left: float = 0.5) -> None:
@@ -419,8 +358,8 @@ class Lease:
         """
         check_callback(callback, "on_endangered()")
         alarm = Alarm(part(left, "left"), callback)
-        self.state.warn(alarm)
-        if self.state.raise_alarm(alarm, self._backend.clock()):
+        self.warn(alarm)
+        if self.must_raise(alarm, self._backend.clock()):
             self.raise_alarm(alarm)
 
     def atomic(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
@@ -471,7 +410,7 @@ class Lease:
     def raise_alarm(self, alarm: Alarm) -> None:
         """Tell of a danger, by the callback or the signal. For the package itself."""
         if alarm.callback is None:
-            left = max(0.0, self.state.ends - self._backend.clock())
+            left = max(0.0, self.ends - self._backend.clock())
             news = {"lease": self, "left": left, "template": self.template}
             signals.lease_endangered.send_robust(sender=type(self), **news)
             return
@@ -485,7 +424,7 @@ class Lease:
             )
 
     def _is_in_doubt(self) -> bool:
-        return self.state.is_in_doubt(self._backend.clock())
+        return self.is_in_doubt(self._backend.clock())
 
     def _checked(self, ttl: float | timedelta | None) -> float | None:
         # It never becomes shorter: an answer to a renewal for the old ttl may still be on its way.
@@ -502,28 +441,28 @@ class Lease:
 
     def _hand_over(self, within: float | timedelta) -> Flow[str]:
         lasts = seconds(within, "within", least=SHORTEST_TTL)
-        backend, state = self._backend, self.state
+        backend = self._backend
         if not backend.supports_batons:
             raise misuse.hands_nothing_over(self.alias, self.name)
-        if state.is_of_run:
+        if self.is_of_run:
             raise misuse.is_of_run(self.name)
-        if state.times_held > 1 and state.is_active:
+        if self.times_held > 1 and self.is_active:
             raise misuse.is_held_further(self.name, by_transaction=False)
         now = backend.clock()
-        if not state.may_be_held(now):
+        if not self.may_be_held(now):
             backend.note_expiry(self)
-            raise state.loss(now)
+            raise self.loss(now)
         digits = urandom(24).hex()
         limit = None if self.permit is None else self.owner.limit or 1
-        baton = Baton(self.alias, self.name, digits[32:], state.permit, limit)
+        baton = Baton(self.alias, self.name, digits[32:], self.permit_number, limit)
         signed = baton.signed
         timeout = backend.operation_timeout(self.ttl)
         over = flows.HandOver(
-            *(self.name, state.token, digits[:32], baton.id, lasts, self.owner, timeout),
-            state.permit,
+            *(self.name, self.token, digits[:32], baton.id, lasts, self.owner, timeout),
+            self.permit_number,
             backend.retention,
         )
-        held_for = now - state.granted_at
+        held_for = now - self.granted_at
         news = {
             "sender": type(self),
             "lease": self,
@@ -533,7 +472,7 @@ class Lease:
         }
         try:
             # First: another owner may have the lock before the answer comes.
-            state.hand_over()
+            self.end_by_hand_over()
             backend.leases.discard(self)
             reason = yield from flows.hand_over(over)
             if reason is None:
@@ -545,20 +484,20 @@ class Lease:
             yield from flows.take_back(over)
             raise
         backend.lost(self, reason, at_release=True)
-        raise state.loss(backend.clock())
+        raise self.loss(backend.clock())
 
     def renewing(self, ttl: float | None, until: float = -math.inf) -> Flow[None]:
         """The flow of renew(). It asks a silent server until *until*. For the package itself."""
         backend = self._backend
         try:
-            renewal = self.state.renewal(backend.clock(), ttl)
+            renewal = self.renewal(backend.clock(), ttl)
         except LockLost:
             backend.note_expiry(self)
             raise
         timeout = backend.operation_timeout(self.ttl)
         answer = yield from flows.answer_to_renewal(renewal, timeout, until)
         try:
-            self.state.answered(renewal, answer, backend.clock())
+            self.answered(renewal, answer, backend.clock())
         except LockLost as lost:
             backend.lost(self, lost.reason)
             raise

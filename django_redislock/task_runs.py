@@ -594,7 +594,7 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _call(scripts.FORGET_START, name, lease.id, permit=lease.state.permit, using=using)
+    _call(scripts.FORGET_START, name, lease.id, permit=lease.permit_number, using=using)
 
 
 def announce(

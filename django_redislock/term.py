@@ -137,7 +137,7 @@ class Term:
         return lease
 
     def _hear(self, lease: Lease) -> None:
-        """Max_silence begins anew: a max_hold of the lease, see ``LeaseState.hold_on``."""
+        """Max_silence begins anew: a max_hold of the lease, see ``Lease.hold_on``."""
         if self._max_silence is not None:
             lease.hold_on(self._max_silence)
 

@@ -110,8 +110,8 @@ class LockTestKit:
         lease = next((one for one in backend.leases.of(check_name(name)) if one.held), None)
         if lease is None:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
-        state, timeout = lease.state, backend.operation_timeout(lease.ttl)
-        leave = Call(scripts.LEAVE, lease.name, (state.token,), timeout, permit=state.permit)
+        timeout, permit = backend.operation_timeout(lease.ttl), lease.permit_number
+        leave = Call(scripts.LEAVE, lease.name, (lease.token,), timeout, permit=permit)
         backend.run(flows.result_of(leave))
         backend.lost(lease, reason)
         return lease

@@ -220,9 +220,9 @@ class Backend(ABC):
 
     def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None:
         """Note that *lease* is lost, and tell its callbacks and receivers, in another thread."""
-        if not lease.state.lose(reason, at_release=at_release):
+        if not lease.lose(reason, at_release=at_release):
             return
-        over = lease.state.loss(self.clock()).over
+        over = lease.loss(self.clock()).over
         try:
             logger.error(
                 "Lost the lease %s of lock %r (%s); the code under it may still run",
@@ -232,7 +232,7 @@ class Backend(ABC):
                 extra=logs.of(
                     lease,
                     reason=lease.lost_reason,
-                    held_for=round(self.clock() - lease.state.granted_at, 3),
+                    held_for=round(self.clock() - lease.granted_at, 3),
                 ),
             )
         finally:  # A handler of the project's may raise.
@@ -240,16 +240,15 @@ class Backend(ABC):
                 _in_thread("redislock-lost", self._tell_lost, lease)
 
     def _tell_lost(self, lease: Lease) -> None:
-        held_for = self.clock() - lease.state.granted_at
+        held_for = self.clock() - lease.granted_at
         lease.run_callbacks()
         news = {"lease": lease, "reason": lease.lost_reason, "held_for": held_for}
         signals.lock_lost.send_robust(sender=type(lease), template=lease.template, **news)
 
     def look_after(self, lease: Lease) -> None:
         """Raise the alarms of *lease* if it is endangered: once in a danger, in another thread."""
-        state = lease.state
         now = self.clock()
-        raised = [alarm for alarm in tuple(state.alarms) if state.raise_alarm(alarm, now)]
+        raised = [alarm for alarm in tuple(lease.alarms) if lease.must_raise(alarm, now)]
         is_told = STANDARD_ALARM in raised
         if is_told and not signals.lease_endangered.receivers:
             raised.remove(STANDARD_ALARM)
@@ -258,8 +257,8 @@ class Backend(ABC):
                 logger.warning(
                     "Lock %r is endangered: its lease ends in %.1f s unless a renewal is answered",
                     lease.name,
-                    state.ends - now,
-                    extra=logs.of(lease, held_for=round(now - state.granted_at, 3)),
+                    lease.ends - now,
+                    extra=logs.of(lease, held_for=round(now - lease.granted_at, 3)),
                 )
         finally:  # A handler of the project's may raise.
             for alarm in raised:
@@ -267,7 +266,7 @@ class Backend(ABC):
 
     def note_expiry(self, lease: Lease) -> None:
         """Note that *lease* is lost if its end has passed."""
-        if reason := lease.state.lost_reason(self.clock()):
+        if reason := lease.loss_reason(self.clock()):
             self.lost(lease, reason)
 
     # --- being examined -----------------------------------------------------------------------

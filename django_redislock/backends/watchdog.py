@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
-    from django_redislock.rules.lease_state import LeaseState, Renewal
+    from django_redislock.rules.lease_state import Renewal
     from django_redislock.rules.steps import Call, Outcome, Refused, Unanswered
 
 logger = logs.logger("django_redislock.watchdog")
@@ -126,18 +126,17 @@ class Watchdog:
             lease: If it was left before, only this time counts.
             due: When to look after it, or earlier if it ends. By default, as for a new lease.
         """
-        state = lease.state
         if due is not None:
-            due = min(due, state.ends)
+            due = min(due, lease.ends)
         # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
         # every acquire.
-        elif state.ends > state.deadline:  # It is unconfirmed.
+        elif lease.ends > lease.deadline:  # It is unconfirmed.
             self._renewer.prepare_watchdog()
-            due = state.deadline - min(CONFIRM_WITHIN, state.ttl) * 2 / 3
-        elif state.auto_renew:
-            due = min(state.granted_at + state.ttl / 3, state.deadline)
+            due = lease.deadline - min(CONFIRM_WITHIN, lease.ttl) * 2 / 3
+        elif lease.auto_renew:
+            due = min(lease.granted_at + lease.ttl / 3, lease.deadline)
         else:
-            due = state.deadline
+            due = lease.deadline
         due = (due // GRAIN + 1) * GRAIN
         new = self._new
         new.append((due, ref(lease)))
@@ -244,12 +243,11 @@ class Watchdog:
 
     def _put(self, when: float, reference: ReferenceType[Lease]) -> None:
         lease = reference()
-        if lease is None or not lease.state.is_active:
+        if lease is None or not lease.is_active:
             self._first_over = min(self._first_over, when)
             return
-        state = lease.state
-        due = self._last[state.token] = _Due(when, next(self._numbers), state.token, reference)
-        within = 2.0 ** math.floor(math.log2(self._time_for_one_try(state, when)))
+        due = self._last[lease.token] = _Due(when, next(self._numbers), lease.token, reference)
+        within = 2.0 ** math.floor(math.log2(self._time_for_one_try(lease, when)))
         if within not in self._queues:
             self._queues[within] = _Queue(within)
         queue = self._queues[within]
@@ -269,7 +267,7 @@ class Watchdog:
     def _counts(self, due: _Due) -> bool:
         """Whether its lease is not over, and is not due at another time by now."""
         lease = due.lease()
-        return self._last.get(due.token) is due and lease is not None and lease.state.is_active
+        return self._last.get(due.token) is due and lease is not None and lease.is_active
 
     def _waiting(self, now: float) -> list[_Queue]:
         """The queues with entries, each with one that counts at its head."""
@@ -299,23 +297,22 @@ class Watchdog:
         batch: list[tuple[Lease, Renewal]] = []
         now = self._backend.clock()
         for lease in leases:
-            state = lease.state
-            if not state.is_active:
+            if not lease.is_active:
                 continue
             if self._left_to_another(lease, now):
                 continue
-            if state.is_unanswered:
+            if lease.is_unanswered:
                 self._backend.look_after(lease)
             try:
-                renewal = state.renewal_due(now)
+                renewal = lease.renewal_due(now)
             except LockLost as lost:
                 self._backend.lost(lease, lost.reason)
                 continue
             if renewal is None:
                 # Nothing to renew: max_hold is near, or renew() was just called.
-                self.watch(lease, self._next_time(state, now))
+                self.watch(lease, self._next_time(lease, now))
                 continue
-            if state.newly_abandoned():
+            if lease.newly_abandoned():
                 logger.warning(
                     "The thread or asyncio task that acquired lock %r has ended without releasing"
                     " it. It is renewed as long as its handle is kept: release it elsewhere, or"
@@ -329,15 +326,14 @@ class Watchdog:
 
     def _send(self, batch: list[tuple[Lease, Renewal]]) -> None:
         now = self._backend.clock()
-        within = min(self._time_for_one_try(lease.state, now) for lease, _ in batch)
-        is_first = not any(lease.state.is_unanswered for lease, _ in batch)
+        within = min(self._time_for_one_try(lease, now) for lease, _ in batch)
+        is_first = not any(lease.is_unanswered for lease, _ in batch)
         within = min(within, self._time_before_others(now, expecting=is_first))
         calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
         answers = self._renewer.renew_many(calls)
         now = self._backend.clock()
         for (lease, renewal), answer in zip(batch, answers, strict=True):
-            state = lease.state
-            if not state.is_active:
+            if not lease.is_active:
                 continue
             if not isinstance(answer, Answer):
                 if self._left_to_another(lease, now):
@@ -345,11 +341,11 @@ class Watchdog:
                 self._note_failure(lease, answer, now)
                 continue
             try:
-                state.answered(renewal, answer, now)
+                lease.answered(renewal, answer, now)
             except LockLost as lost:
                 self._backend.lost(lease, lost.reason)
             else:
-                self.watch(lease, self._next_time(state, now, random.uniform(0.9, 1.0)))
+                self.watch(lease, self._next_time(lease, now, random.uniform(0.9, 1.0)))
 
     def _left_to_another(self, lease: Lease, now: float) -> bool:
         """Leave a lease to another watchdog if that has its slot by now. Returns whether it has."""
@@ -358,15 +354,15 @@ class Watchdog:
             watchdog.watch(lease, now)
         return watchdog is not self
 
-    def _next_time(self, state: LeaseState, now: float, jitter: float = 1.0) -> float:
-        return now + state.ttl / 3 * jitter if state.auto_renew else state.deadline
+    def _next_time(self, lease: Lease, now: float, jitter: float = 1.0) -> float:
+        return now + lease.ttl / 3 * jitter if lease.auto_renew else lease.deadline
 
-    def _time_for_one_try(self, state: LeaseState, now: float) -> float:
+    def _time_for_one_try(self, lease: Lease, now: float) -> float:
         # Short enough for more than one try before the lease ends, with any operation timeout in
         # the settings. An unconfirmed grant must be confirmed before its deadline.
-        if state.is_unconfirmed and now < state.deadline:
-            return max((state.deadline - now) / TRIES_TO_CONFIRM, SHORTEST_TRY)
-        return min(self._backend.operation_timeout(state.ttl), state.ttl / 3) / 2
+        if lease.is_unconfirmed and now < lease.deadline:
+            return max((lease.deadline - now) / TRIES_TO_CONFIRM, SHORTEST_TRY)
+        return min(self._backend.operation_timeout(lease.ttl), lease.ttl / 3) / 2
 
     def _time_before_others(self, now: float, *, expecting: bool) -> float:
         """Seconds until another lease needs the thread, or else might have no try left.
@@ -385,9 +381,8 @@ class Watchdog:
         return max(min(ends, default=math.inf), SHORTEST_TRY)
 
     def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
-        state = lease.state
         self._backend.renewal_failures += 1
-        if state.unanswered():
+        if lease.unanswered():
             logger.warning(
                 "Could not renew lock %r yet: %s",
                 lease.name,
@@ -395,12 +390,12 @@ class Watchdog:
                 extra=logs.of(lease, reason=answer.reason),
             )
         self._backend.look_after(lease)
-        pause = max(SOONEST_RETRY, min(state.ttl / 10, 1.0))
-        if state.is_unconfirmed and now < state.deadline:
+        pause = max(SOONEST_RETRY, min(lease.ttl / 10, 1.0))
+        if lease.is_unconfirmed and now < lease.deadline:
             pause = SOONEST_RETRY
-        self.watch(lease, min([now + pause, *self._alarms_after(now + SOONEST_RETRY, state)]))
+        self.watch(lease, min([now + pause, *self._alarms_after(now + SOONEST_RETRY, lease)]))
 
-    def _alarms_after(self, soonest: float, state: LeaseState) -> list[float]:
+    def _alarms_after(self, soonest: float, lease: Lease) -> list[float]:
         """When its alarms are due, if the renewal at *soonest* is not answered either."""
-        times = [state.alarm_at(alarm) for alarm in tuple(state.alarms)]
+        times = [lease.alarm_at(alarm) for alarm in tuple(lease.alarms)]
         return [at for at in times if at >= soonest]

@@ -149,7 +149,6 @@ class Lookout(Protocol):
     """Checks now and then, while a waiter waits, whether its wait can ever end."""
 
     due: float  # When to check next; math.inf if never.
-    blocked_by: bytes | None  # The owner who had the lock when the wait began; None before that.
 
     def look(self, ticket: bytes, now: float) -> Flow[float]:
         """Check, and return the time afterwards.
@@ -207,7 +206,7 @@ def acquire(
     except (GeneratorExit, LockUnavailable, LockLost):
         raise
     except BaseException as error:
-        yield from _undo(attempt)
+        yield from undo_attempt(attempt)
         if isinstance(error, Unanswered):
             raise unavailable(attempt.name, error) from error.__cause__
         raise
@@ -257,7 +256,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             )
             if outcome := _end_without_lock(reply, attempt.name, asks_again=asks_again):
                 if late:  # Meanwhile it may have been granted the lock, or have queued up.
-                    yield from _undo(attempt)
+                    yield from undo_attempt(attempt)
                 return outcome
             match reply:
                 case bytes():
@@ -271,8 +270,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     came_back = came_back or bool(queued.newly and ticket != b"0")
                     ticket = b"0" if came_back else queued.ticket
                     failures, traces = 0, True
-                    if lookout is not None and lookout.blocked_by is None:
-                        lookout.blocked_by = queued.owner
+                    if attempt.blocked_by is None:
+                        attempt.blocked_by = queued.owner
                     due = give_up
                     rung = yield from _await_bell(attempt, queued, answer, give_up, lookout)
                     if isinstance(rung, Granted):
@@ -281,9 +280,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 case BusyReply() as busy:
                     # Not queued (no scripting, or a quorum): bounded backoff.
                     failures = 0
-                    is_held = not isinstance(busy, SplitReply)
-                    if is_held and lookout is not None and lookout.blocked_by is None:
-                        lookout.blocked_by = busy.owner
+                    if attempt.blocked_by is None and not isinstance(busy, SplitReply):
+                        attempt.blocked_by = busy.owner
                     seconds = pause * random.uniform(0.5, 1.0)
                     if mode == "queue":
                         seconds = max(min(seconds, give_up - now), 0.0)
@@ -320,7 +318,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             raise
         except Refused:
             if traces:
-                yield from _undo(attempt)
+                yield from undo_attempt(attempt)
             raise
         left = max(give_up - now, 0.0)
         if not left and mode == "queue":
@@ -375,7 +373,7 @@ def _renounce(attempt: Attempt, answer: Answer) -> Flow[NoReturn]:
             " acknowledged the grant; connect so many, or lower it"
         )
         reason = "replicas"
-    if not (yield from _undo(attempt, answer.value.partition(b" ")[0])):
+    if not (yield from undo_attempt(attempt, answer.value.partition(b" ")[0])):
         # The undo may still be on its way. On a quorum, whose servers are told no fence, it would
         # end the next grant to this token.
         raise LockUnavailable(attempt.name, problem, reason)
@@ -476,7 +474,8 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def _undo(attempt: Attempt, fence: bytes = b"") -> Flow[bool]:
+def undo_attempt(attempt: Attempt, fence: bytes = b"") -> Flow[bool]:
+    """Leave nothing behind of an attempt; see undo()."""
     timeout, permit = attempt.terms.operation_timeout, attempt.permit
     return undo(attempt.name, attempt.token, timeout, permit, attempt.limit, fence)
 

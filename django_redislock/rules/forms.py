@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from os import urandom
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django_redislock import process
 from django_redislock.exceptions import LockUnavailable
@@ -96,7 +96,6 @@ class Form:
     server: Any = None
     is_told = False
     is_plain = False
-    blocked_by: bytes | None = None  # See flows.Lookout.
 
     @property
     def answers(self) -> list[Any]:
@@ -116,8 +115,12 @@ class Attempt(Form):
 
     Attributes:
         owner: Who wants it.
+        template: The name as it was written.
         markers: The done markers that would make it pointless.
         limit: How many permits the lock has; any of them will do.
+        has_limit: Whether the lock has a limit, which may be one.
+        is_of_run: Whether the run of a job wants it.
+        blocked_by: The owner who had the lock when the wait began; None before that.
         queues: Whether it stands in the queue if it waits.
         is_pause: Whether it is an operator's: queued before all waiters, unattended.
     """
@@ -126,6 +129,7 @@ class Attempt(Form):
     args = len(AcquireArgs._fields) + 1
     queues = True
     is_pause = False
+    blocked_by: bytes | None = None
     _queued: QueuedReply
 
     def __init__(
@@ -135,6 +139,10 @@ class Attempt(Form):
         terms: Terms,
         replicas: int = 0,
         markers: DoneMarkers = NO_MARKERS,
+        template: str = "",
+        *,
+        has_limit: bool = False,
+        is_of_run: bool = False,
     ) -> None:
         digits = urandom(24).hex()  # Nobody can guess the token; the id tells nothing about it.
         self.name = name
@@ -143,6 +151,9 @@ class Attempt(Form):
         self.terms = terms
         self.waits = terms.wait > 0
         self.limit = terms.limit
+        self.has_limit = has_limit
+        self.is_of_run = is_of_run
+        self.template = template
         self.replicas = replicas
         self.is_plain = not replicas
         self.markers = markers
@@ -227,23 +238,11 @@ class Attempt(Form):
         return take_up(handed_over, self._queued, self.sent, now, self.terms.first_ttl)
 
 
-class Ending(Protocol):
-    """A lease, as far as its release tells of it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def owner(self) -> Owner: ...
-    @property
-    def state(self) -> LeaseState: ...
-
-
 class Release(Form):
     """The release of a lease.
 
     Attributes:
+        lease: The lease.
         insist: Whether to try until the lease ends, as leaving a block does.
         min_hold: Seconds since the grant for which the lock stays taken.
         once: Seconds for which the name counts as done.
@@ -259,7 +258,7 @@ class Release(Form):
 
     def __init__(
         self,
-        lease: Ending,
+        lease: LeaseState,
         terms: Terms,
         *,
         insist: bool,
@@ -268,21 +267,20 @@ class Release(Form):
         run: RunMarker | None = None,
         retention: str = "",
     ) -> None:
-        state = lease.state
         self.name, self.id, self.owner = lease.name, lease.id, lease.owner
-        self.state, self.token, self.permit = state, state.token, state.permit
+        self.lease, self.token, self.permit = lease, lease.token, lease.permit_number
         self.terms = terms
         self.insist = insist
-        self.min_hold = state.min_hold
+        self.min_hold = lease.min_hold
         self.once = once
         self.ended = ended
         self.run = run
         self.retention = retention
-        if ended or once or state.min_hold:
+        if ended or once or lease.min_hold:
             self.notes = True
             self.script = scripts.CONCLUDE
             self.args = 9
-        self.is_plain = not state.lost
+        self.is_plain = not lease.lost
         self.made_in = process.current
 
     @property
@@ -320,7 +318,7 @@ def release(form: Release) -> Flow[LostReason | None]:
         LockUnavailable: The server refused, or did not answer.
     """
     try:
-        answer = yield from answer_to(form.call(), form.state.ends if form.insist else -math.inf)
+        answer = yield from answer_to(form.call(), form.lease.ends if form.insist else -math.inf)
     except (GeneratorExit, LockUnavailable):
         raise
     except BaseException:
@@ -329,10 +327,10 @@ def release(form: Release) -> Flow[LostReason | None]:
     if answer.value == RELEASED:
         return None
     # The first try may have worked, if it was sent while the lease was ours (R6).
-    in_time = answer.unanswered_since < form.state.deadline
+    in_time = answer.unanswered_since < form.lease.deadline
     if not in_time or answer.value == FORCED:
         return lost_because(answer.value.decode())
-    if form.is_promise and answer.now >= form.state.deadline:
+    if form.is_promise and answer.now >= form.lease.deadline:
         # Perhaps the lease ended by itself, before any try was carried out.
         raise LockUnavailable(
             form.name,

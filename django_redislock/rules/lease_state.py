@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django_redislock.exceptions import LostReason
+    from django_redislock.rules.forms import Attempt
     from django_redislock.rules.steps import Answer
 
 # The clocks of two machines run at nearly the same rate. So the owner gives a lease up this much
@@ -114,13 +115,19 @@ STANDARD_ALARM = Alarm(0.5)
 
 
 class LeaseState:
-    """The facts of one lease, from its grant on. Programs have a Lease, which asks the server.
+    """One lease, from its grant on. Programs have a Lease, which can also ask the server.
 
     Times are seconds of the clock that deadlines are measured with.
 
     Attributes:
         name: The lock.
+        id: Its public name in logs and listings; the token is secret.
         token: Proves ownership to the server.
+        fence: Greater than that of every earlier lease of this lock.
+        owner: The process that holds it, for humans.
+        template: The name as it was written.
+        permit: The number of its permit; None if the lock has no limit.
+        permit_number: The same, but 1 if the lock has no limit.
         granted_at: When it was granted.
         ttl: Seconds it lasts unless renewed.
         auto_renew: Whether the watchdog renews it.
@@ -138,7 +145,6 @@ class LeaseState:
         caller: The caller that this thread served, see holder.py; None if it belongs to a task.
         times_held: How often it is held, counting reentrant acquires and open transactions.
         is_of_run: Whether the run of a job has it. Its release then notes the end of the run.
-        permit: The permit of the lock that it is; 1 if the lock has no limit.
         alarms: The alarms to raise when it is endangered.
         is_handed_over: Whether it ended by a hand-over to the bearer of a baton.
         transactions: How many of *times_held* are open transactions; see holds.Holds._defer().
@@ -163,32 +169,28 @@ class LeaseState:
 
     def __init__(
         self,
-        name: str,
-        token: str,
-        ttl: float,
-        granted_at: float,
-        deadline: float,
-        ends: float,
-        hold_until: float,
-        auto_renew: bool,
+        attempt: Attempt,
+        granted: Granted,
         holder: Callable[[], object],
         caller: Any = None,
-        is_of_run: bool = False,
-        permit: int = 1,
+        backend: Any = None,
     ) -> None:
-        self.name = name
-        self.token = token
-        self.ttl = ttl
-        self.granted_at = granted_at
-        self.deadline = deadline
-        self.ends = ends
-        self.hold_until = hold_until
-        self.auto_renew = auto_renew
+        terms = attempt.terms
+        self.name = attempt.name
+        self.id = attempt.id
+        self.token = attempt.token
+        self.owner = attempt.owner
+        self.template = attempt.template
+        self.is_of_run = attempt.is_of_run
+        self.ttl = terms.ttl
+        self.auto_renew = terms.renew
+        self.fence, self.deadline, self.granted_at, self.ends, self.permit_number = granted
+        self.permit = self.permit_number if attempt.has_limit else None
+        self.hold_until = self.granted_at + terms.max_hold
         self.holder = holder
         self.caller = caller
-        self.is_of_run = is_of_run
-        self.permit = permit
         self._process = process.current
+        self._backend = backend  # Of a Lease. Set last, see Lease.__del__().
 
     # --- what it is -----------------------------------------------------------------------------
 
@@ -218,13 +220,13 @@ class LeaseState:
 
     def is_in_doubt(self, now: float) -> bool:
         """Whether only the server knows if it is held."""
-        return self.is_active and self.deadline <= now < self.ends
+        return self.may_be_held(now) and not self.is_held(now)
 
     def may_be_held(self, now: float) -> bool:
         """Whether it is held, or in doubt."""
         return self.is_active and now < self.ends
 
-    def lost_reason(self, now: float) -> LostReason | None:
+    def loss_reason(self, now: float) -> LostReason | None:
         """Why it was lost; None if it was not."""
         if now >= self.ends and self.is_active:
             return "unreachable" if self.is_unanswered else "expired"
@@ -232,7 +234,7 @@ class LeaseState:
 
     def loss(self, now: float) -> LockLost:
         """The error that says why it is not held any more."""
-        reason = self.lost_reason(now) or "expired"
+        reason = self.loss_reason(now) or "expired"
         over = ""
         if not self.is_ours:
             over = "it belongs to the process that this one was forked from"
@@ -279,13 +281,13 @@ class LeaseState:
         self.transactions += 1
         return True
 
-    def hand_over(self) -> None:
+    def end_by_hand_over(self) -> None:
         """It is ended; from now on a release by its holder does nothing."""
         self.is_handed_over = self.is_ended = True
         self.times_held += 1  # One for the baton, so that the holder's is never the last.
 
     def transactions_are_over(self) -> None:
-        """The transactions are over and no longer pause it. unnest() was called before."""
+        """The transactions are over and no longer hold it. unnest() was called before."""
         self.transactions -= 1
 
     @property
@@ -307,7 +309,7 @@ class LeaseState:
 
     # --- what changes it ------------------------------------------------------------------------
 
-    def hold_on(self, now: float, max_silence: float) -> bool:
+    def allow_silence(self, now: float, max_silence: float) -> bool:
         """Its owner says that it goes on: max_hold is over *max_silence* seconds from now.
 
         Returns:
@@ -362,7 +364,7 @@ class LeaseState:
         lease_ttl = max((self.ttl, *self._longer))
         ttl = min(lease_ttl, left)
         renews = will_renew(self.auto_renew, ttl, left)
-        return Renewal(self.name, self.token, ttl, count, renews, lease_ttl, self.permit)
+        return Renewal(self.name, self.token, ttl, count, renews, lease_ttl, self.permit_number)
 
     def renewal_due(self, now: float) -> Renewal | None:
         """What the watchdog sends now; None if a renewal would hardly lengthen the lease.
@@ -425,7 +427,7 @@ class LeaseState:
             return math.inf
         return self.ends - alarm.left * self.ttl
 
-    def raise_alarm(self, alarm: Alarm, now: float) -> bool:
+    def must_raise(self, alarm: Alarm, now: float) -> bool:
         """Whether *alarm* is due, and this caller must raise it: one caller in each danger."""
         danger, told_by = self.danger, object()
         if danger is None or not self.alarm_at(alarm) <= now < self.ends:

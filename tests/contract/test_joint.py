@@ -409,7 +409,7 @@ async def test_max_hold_and_renew_count_from_when_all_are_held(
     async def transfer():
         lock = distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound)
         async with way.entered(lock) as lease:
-            first, last = (part.state for part in lease.parts)
+            first, last = lease.parts
             assert lease.held
             assert lease.parts[0].id == waiting[0]
             assert first.auto_renew is last.auto_renew is ("max_hold" in bound)

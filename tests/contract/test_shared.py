@@ -124,7 +124,7 @@ async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place):
 
     tasks = [asyncio.create_task(hold()) for _ in range(2)]
     await await_until(lambda: leases)
-    (waiter,) = [task for task in tasks if task is not leases[0].state.holder()]
+    (waiter,) = [task for task in tasks if task is not leases[0].holder()]
     await asyncio.sleep(0)
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -355,7 +355,7 @@ def fork_with_a_lease_that_was_just_handed_over():
     """In a child: fork before the confirmation of a hand-over was read."""
     take_late_bells_too()
     with distributed_lock(NAME) as lease:
-        assert lease.state.is_unconfirmed
+        assert lease.is_unconfirmed
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 

@@ -59,7 +59,7 @@ def handed_over(caller, locks, **options):
         with caller.block(lock) as lease:
             freed.result(HUNG)
             # The renewal that confirms a claim may be over already.
-            is_handed_over = lease.state.is_unconfirmed or bool(lease.renewals)
+            is_handed_over = lease.is_unconfirmed or bool(lease.renewals)
             if is_handed_over:
                 yield lease
 
@@ -104,7 +104,7 @@ def stays_held(lease, locks, seconds):
 
 def renewal_of(lease):
     """One try of a renewal, with all the time."""
-    return flows.renewal_call(lease.state.renewal(clock.now()), HUNG)
+    return flows.renewal_call(lease.renewal(clock.now()), HUNG)
 
 
 @contextmanager
@@ -330,5 +330,5 @@ def test_expires_in_tells_of_the_lease_and_not_of_the_claim(caller, locks):
 
 def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(caller, locks, proxy):
     with handed_over(caller, locks, renew=False) as lease:
-        wait_until(lambda: not lease.state.is_unconfirmed)
+        wait_until(lambda: not lease.is_unconfirmed)
         stays_held(lease, locks, CONFIRM_WITHIN)

@@ -420,7 +420,7 @@ def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(lo
             if not interruption.place:
                 break
             places.add(interruption.place)
-            assert (lease.held, lease.state.times_held) == (True, 1), interruption.place
+            assert (lease.held, lease.times_held) == (True, 1), interruption.place
         inner.release()
         assert lease.held
     assert {"Holds._nest", "LeaseState.nest begins"} <= places

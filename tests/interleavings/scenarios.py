@@ -167,7 +167,7 @@ class Led(Watchdog):
     def _renew(self, leases):
         for lease in leases:
             self.seen.append(lease)
-            lease.state.is_active = False
+            lease.is_active = False
 
     def run(self):
         self._run()
@@ -180,10 +180,9 @@ class Watched:
 
     def __init__(self):
         now = clock.now()
-        self.state = SimpleNamespace(
-            token=str(id(self)), ttl=3.0, granted_at=now, deadline=now + 3, ends=now + 3,
-            auto_renew=True, is_active=True, is_unconfirmed=False,
-        )  # fmt: skip
+        self.token, self.ttl = str(id(self)), 3.0
+        self.granted_at, self.deadline, self.ends = now, now + 3, now + 3
+        self.auto_renew, self.is_active, self.is_unconfirmed = True, True, False
 
 
 class WatchdogThatEnds(Scenario):

@@ -147,7 +147,6 @@ class Looks:
 
     def __init__(self, again_after=math.inf):
         self.due = CIRCLE_AFTER
-        self.blocked_by = None
         self.tickets = []
         self._again_after = again_after
 
@@ -527,26 +526,26 @@ def test_r11_too_few_replicas_undo_the_grant():
     assert stage.answers(b"8", replicas=2).result.fence == 8
 
 
-def test_a_lookout_knows_who_had_the_lock_when_the_wait_began():
-    looks = Looks()
-    stage = Stage(flows.acquire(wanted(wait=60.0), 0.0, lookout=looks))
+def test_an_attempt_knows_who_had_the_lock_when_the_wait_began():
+    asked = wanted(wait=60.0)
+    stage = Stage(flows.acquire(asked, 0.0, lookout=Looks()))
     stage.answers([b"queued", b"100", 60_000, b"1", 1, b"first"])
-    assert looks.blocked_by == b"first"
+    assert asked.blocked_by == b"first"
     stage.rings().is_looked().rings().answers([b"queued", b"100", 60_000, b"1", 0, b"second"])
-    assert looks.blocked_by == b"first"
+    assert asked.blocked_by == b"first"
 
 
-def test_a_lookout_knows_that_too_where_nobody_queues():
-    looks = Looks()
-    stage = Stage(flows.acquire(wanted(wait=60.0), 0.0, lookout=looks))
+def test_an_attempt_knows_that_too_where_nobody_queues():
+    asked = wanted(wait=60.0)
+    stage = Stage(flows.acquire(asked, 0.0, lookout=Looks()))
     lease = f"{TOKEN}hr00000{ID}|41|0|10000|0||".encode()
     first, second = (lease + Owner(host).packed for host in ("web-1", "web-2"))
     stage.answers([b"split", 9000, second, 9000]).sleeps()
-    assert looks.blocked_by is None  # Nobody has it.
+    assert asked.blocked_by is None  # Nobody has it.
     stage.answers([b"busy", 9000, first, 9000])
-    assert looks.blocked_by == Owner("web-1").packed
+    assert asked.blocked_by == Owner("web-1").packed
     stage.sleeps().answers([b"busy", 9000, second, 9000])
-    assert looks.blocked_by == Owner("web-1").packed
+    assert asked.blocked_by == Owner("web-1").packed
 
 
 @pytest.mark.proves("R11")

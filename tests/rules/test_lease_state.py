@@ -15,12 +15,15 @@ from django_redislock.rules.lease_state import (
     STANDARD_ALARM,
     WORTH_RENEWING,
     Alarm,
+    Granted,
     LeaseState,
     drift,
     granted_by,
     will_renew,
 )
 from django_redislock.rules.steps import Answer
+from django_redislock.rules.stored import Owner
+from tests.support.attempts import attempt
 
 TTL = 10.0
 END = TTL - drift(TTL)
@@ -34,19 +37,12 @@ me = Holder()
 
 
 def state(of=LeaseState, **fields):
-    """Granted at 0 for ten seconds, without a bound."""
-    defaults = {
-        "name": "lottery",
-        "token": "0123456789abcdef" * 2,
-        "ttl": TTL,
-        "granted_at": 0.0,
-        "deadline": END,
-        "ends": END,
-        "hold_until": float("inf"),
-        "auto_renew": True,
-        "holder": ref(me),
-    }
-    return of(**{**defaults, **fields})
+    """Granted at 0 for ten seconds, without a bound; *fields* are attributes of it."""
+    name = fields.get("name", "lottery")
+    wanted = attempt(name, "0123456789abcdef" * 2, "f" * 16, Owner(), ttl=TTL, renews=True)
+    made = of(wanted, Granted(7, END, 0.0, END), ref(me))
+    vars(made).update(fields)
+    return made
 
 
 def claimed(**fields):
@@ -64,13 +60,13 @@ def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer():
     one = state()
     assert one.is_held(END - 0.001)
     assert not one.is_held(END)
-    assert one.lost_reason(END - 0.001) is None
-    assert one.lost_reason(END) == "expired"
+    assert one.loss_reason(END - 0.001) is None
+    assert one.loss_reason(END) == "expired"
 
 
 def test_it_is_of_the_first_permit_unless_that_is_said():
-    assert (state().permit, state().renewal(1.0).permit) == (1, 1)
-    assert state(permit=2).renewal(1.0).permit == 2
+    assert (state().permit_number, state().renewal(1.0).permit) == (1, 1)
+    assert state(permit_number=2).renewal(1.0).permit == 2
 
 
 @pytest.mark.proves("R2")
@@ -96,8 +92,8 @@ def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end():
     assert not one.is_held(1.0)
     assert [one.is_in_doubt(now) for now in (0.9, 1.0, END)] == [False, True, False]
     assert one.may_be_held(END - 0.001)
-    assert one.lost_reason(2.0) is None
-    assert one.lost_reason(END) == "expired"
+    assert one.loss_reason(2.0) is None
+    assert one.loss_reason(END) == "expired"
 
 
 def test_an_answer_confirms_a_hand_over_also_after_its_claim():
@@ -150,7 +146,7 @@ def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss():
     one = state()
     one.unnest()
     assert not one.lose("taken")
-    assert one.lost_reason(1.0) is None
+    assert one.loss_reason(1.0) is None
     assert one.lose("taken", at_release=True)  # But the release's own answer may be one.
 
 
@@ -174,7 +170,7 @@ def test_p5_ending_it_does_not_hide_that_it_was_lost_before():
     one = state()
     one.lose("forced")
     one.unnest()
-    assert (one.is_lost, one.lost_reason(1.0)) == (True, "forced")
+    assert (one.is_lost, one.loss_reason(1.0)) == (True, "forced")
 
 
 def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends():
@@ -182,14 +178,14 @@ def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends():
     assert one.unanswered()
     assert not one.unanswered()  # Only the first of them is news.
     assert one.is_held(END - 0.001)
-    assert one.lost_reason(END) == "unreachable"
+    assert one.loss_reason(END) == "unreachable"
 
 
 def test_one_answer_makes_up_for_what_was_not_answered():
     one = state()
     one.unanswered()
     is_renewed(one, sent=5.0)
-    assert one.lost_reason(5.0 + END) == "expired"
+    assert one.loss_reason(5.0 + END) == "expired"
 
 
 def test_the_last_renewal_is_shortened_to_end_at_max_hold():
@@ -306,7 +302,7 @@ def test_it_is_a_runs_if_that_is_said_at_its_making():
 
 def test_what_was_handed_over_is_ended_and_the_release_of_its_holder_is_not_the_last():
     one = state()
-    one.hand_over()
+    one.end_by_hand_over()
     assert (one.is_handed_over, one.is_ended, one.unnest()) == (True, True, 1)
     assert one.loss(1.0).over == "it was handed over"
 
@@ -368,13 +364,13 @@ def test_a_lease_will_be_renewed_if_that_is_worth_it():
 
 def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word():
     one = state(ttl=3.0, deadline=3.0, ends=3.0, hold_until=4.0)
-    assert not one.hold_on(0.0, 4.0)  # The watchdog has time.
+    assert not one.allow_silence(0.0, 4.0)  # The watchdog has time.
     is_renewed(one, sent=1.0)
     assert one.deadline == pytest.approx(4.0, abs=0.05)
     assert one.renewal_due(2.0) is None  # That would hardly lengthen it.
-    assert one.hold_on(3.9, 4.0)
+    assert one.allow_silence(3.9, 4.0)
     is_renewed(one, sent=3.9)
-    assert not one.hold_on(3.91, 4.0)
+    assert not one.allow_silence(3.91, 4.0)
     assert one.deadline == pytest.approx(6.9, abs=0.05)
     is_renewed(one, sent=6.0)
     assert "beat() was not called for 4 s" in one.loss(8.0).over
@@ -444,13 +440,13 @@ def test_an_answer_that_was_taken_in_during_begin_outlasts_no_max_hold():
 
 def test_the_watchdog_is_called_when_less_than_half_of_it_is_left():
     one = state(ttl=8.0, deadline=8.0, ends=8.0)
-    assert [one.hold_on(now, 60.0) for now in (4.0, 4.1)] == [False, True]
-    assert not one.hold_on(4.1, 4.0)  # Half of max_silence is enough.
+    assert [one.allow_silence(now, 60.0) for now in (4.0, 4.1)] == [False, True]
+    assert not one.allow_silence(4.1, 4.0)  # Half of max_silence is enough.
 
 
 def test_half_of_the_shorter_one_counts_of_ttl_and_max_silence():
     one = state(ttl=8.0, deadline=8.0, ends=8.0)
-    assert [one.hold_on(now, 4.0) for now in (5.9, 6.1)] == [False, True]
+    assert [one.allow_silence(now, 4.0) for now in (5.9, 6.1)] == [False, True]
 
 
 @pytest.mark.parametrize(("left", "is_renewed"), [(0.0, False), (0.5, True)])
@@ -467,15 +463,15 @@ def test_a_lease_is_renewed_while_its_max_hold_is_not_over(left, is_renewed):
 
 def test_who_says_too_late_that_it_goes_on_has_lost_it():
     one = state(hold_until=END)
-    assert not one.hold_on(END, 60.0)
-    assert one.lost_reason(END) == "expired"
+    assert not one.allow_silence(END, 60.0)
+    assert one.loss_reason(END) == "expired"
 
 
 def test_the_watchdog_is_not_called_while_it_tries_to_renew_already():
     unanswered, unconfirmed = state(), claimed()
     unanswered.unanswered()
-    assert not unanswered.hold_on(END - 1, 60.0)
-    assert not unconfirmed.hold_on(0.9, 60.0)
+    assert not unanswered.allow_silence(END - 1, 60.0)
+    assert not unconfirmed.allow_silence(0.9, 60.0)
 
 
 # --- danger: a renewal is unanswered, and the end is near ----------------------------------------
@@ -484,27 +480,27 @@ def test_the_watchdog_is_not_called_while_it_tries_to_renew_already():
 def test_a_lease_is_endangered_while_a_renewal_is_unanswered_and_half_of_its_ttl_is_left():
     one, half = state(), END - TTL / 2
     assert one.alarm_at(STANDARD_ALARM) == math.inf
-    assert not one.raise_alarm(STANDARD_ALARM, half)  # No renewal is unanswered.
+    assert not one.must_raise(STANDARD_ALARM, half)  # No renewal is unanswered.
     assert one.unanswered()
     assert not one.unanswered()  # Not the first one.
     assert one.alarm_at(STANDARD_ALARM) == half
-    assert not one.raise_alarm(STANDARD_ALARM, half - 0.001)
-    assert one.raise_alarm(STANDARD_ALARM, half) is True
-    assert one.raise_alarm(STANDARD_ALARM, half) is False  # Somebody has raised it.
+    assert not one.must_raise(STANDARD_ALARM, half - 0.001)
+    assert one.must_raise(STANDARD_ALARM, half) is True
+    assert one.must_raise(STANDARD_ALARM, half) is False  # Somebody has raised it.
     for at, is_held in ((END - 0.001, True), (END, False)):
         other = state()
         other.unanswered()
-        assert other.raise_alarm(STANDARD_ALARM, at) is is_held
+        assert other.must_raise(STANDARD_ALARM, at) is is_held
 
 
 def test_an_answer_ends_the_danger_and_the_next_danger_raises_the_alarm_again():
     one = state()
     one.unanswered()
-    assert one.raise_alarm(STANDARD_ALARM, 6.0)
+    assert one.must_raise(STANDARD_ALARM, 6.0)
     is_renewed(one, sent=6.0)
-    assert not one.raise_alarm(STANDARD_ALARM, 15.0)
+    assert not one.must_raise(STANDARD_ALARM, 15.0)
     one.unanswered()
-    assert one.raise_alarm(STANDARD_ALARM, 15.0)
+    assert one.must_raise(STANDARD_ALARM, 15.0)
 
 
 def test_each_alarm_has_its_own_time_and_callback():
@@ -516,8 +512,8 @@ def test_each_alarm_has_its_own_time_and_callback():
     assert [*state().alarms] == [STANDARD_ALARM]  # Those of other leases stay as they are.
     one.unanswered()
     assert one.alarm_at(quarter) == END - TTL / 4
-    assert [one.raise_alarm(alarm, 6.0) for alarm in one.alarms] == [True, False]
-    assert [one.raise_alarm(alarm, 8.0) for alarm in one.alarms] == [False, True]
+    assert [one.must_raise(alarm, 6.0) for alarm in one.alarms] == [True, False]
+    assert [one.must_raise(alarm, 8.0) for alarm in one.alarms] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -528,4 +524,4 @@ def test_a_lease_that_is_not_renewed_or_is_over_is_not_endangered(attribute, val
     one.unanswered()
     setattr(one, attribute, value)
     assert one.alarm_at(STANDARD_ALARM) == math.inf
-    assert not one.raise_alarm(STANDARD_ALARM, 6.0)
+    assert not one.must_raise(STANDARD_ALARM, 6.0)

@@ -208,7 +208,7 @@ class Client:
             inner = work._replace(name=work.inner, limit=limit, ttl=ttl, inner="", end="releases")
             self._lock(inner._replace(wait=min(work.wait, 4 * ttl)))
         with Stopwatch(self.process) as watched, watch.doing(claim):
-            left = max(lease.state.ends - self.process.clock(), 0.0)
+            left = max(lease.ends - self.process.clock(), 0.0)
             watch.lets_go(claim)
             outcome = self._let_go(lock, lease, claim)
         watch.counts[outcome] += 1
@@ -222,7 +222,7 @@ class Client:
         """End it as planned. Returns what came of that."""
         end = claim.work.end
         if end == "never releases":
-            lease.state.is_ended = True  # As by the destructor of a handle that is dropped.
+            lease.is_ended = True  # As by the destructor of a handle that is dropped.
             claim.end_was_troubled = True
             return "not released"
         outcome = "released"

@@ -98,8 +98,8 @@ def handing_over_without_undo():
 def ending_its_own_permit_alone():
     def clear_up(self, hold, reason):
         assert hold.lease is not None
-        state, timeout = hold.lease.state, hold.terms.operation_timeout
-        yield from flows.undo(self.name, state.token, timeout, state.permit)
+        lease, timeout = hold.lease, hold.terms.operation_timeout
+        yield from flows.undo(self.name, lease.token, timeout, lease.permit_number)
 
     with patch.object(holds.Holds, "_clear_up", clear_up):
         yield

@@ -359,7 +359,7 @@ class Watch:
         """It is over: no lease is dropped later, and says so in the log."""
         for claim in self.claims.values():
             if claim.lease is not None:
-                claim.lease.state.is_ended = True
+                claim.lease.is_ended = True
 
     def check_busy(self, claim, outcome):
         """Nobody is told that its own command keeps the lock from it."""
@@ -424,16 +424,16 @@ class Watch:
     def _check_held(self, claim):
         lease, process = claim.lease, claim.process
         assert lease is not None
-        if claim.is_excused or not lease.state.is_held(process.clock()):
+        if claim.is_excused or not lease.is_held(process.clock()):
             return
-        kept, permit = self._kept(claim.name), lease.state.permit
+        kept, permit = self._kept(claim.name), lease.permit_number
         if permit > claim.work.limit:
             raise Violation(f"P1: {process} has permit {permit} of {claim.name!r}, one too many")
         if not belongs(kept.leases[permit - 1], claim.token):
             other = kept.leases[permit - 1]
             holder = other and self.claims.get(other.token)
             whose = "nobody's" if holder is None else f"that of {holder.process}"
-            left = lease.state.deadline - process.clock()
+            left = lease.deadline - process.clock()
             raise Violation(
                 f"P1: {process} relies on {claim.name!r} for {left:.3f} s more, which is {whose}"
             )

@@ -18,7 +18,7 @@ def attempt(
     owner,
     *,
     ttl,
-    operation_timeout,
+    operation_timeout=5.0,
     wait=0.0,
     replicas=0,
     markers=NO_MARKERS,

@@ -47,9 +47,8 @@ def held_by(name, host="web-3", task="", ttl=60, limit=None):
 
 def release_of(lease, **noted):
     """A release of *lease*, which leaves behind what is *noted*, for a flow."""
-    state = lease.state
     return release_form(
-        *(lease.name, state.token, lease.id, lease.owner), permit=state.permit, **noted
+        *(lease.name, lease.token, lease.id, lease.owner), permit=lease.permit_number, **noted
     )
 
 
@@ -69,10 +68,8 @@ def release_form(
     **noted,
 ):
     """A release without a lease."""
-    state = SimpleNamespace(
-        token=token, permit=permit, deadline=deadline, ends=ends, min_hold=min_hold, lost=lost
-    )
-    lease = SimpleNamespace(name=name, id=id, owner=owner, state=state)
+    lease = SimpleNamespace(name=name, id=id, owner=owner, token=token, permit_number=permit)
+    vars(lease).update(deadline=deadline, ends=ends, min_hold=min_hold, lost=lost)
     terms = terms_of(Options(), Conf(alias="default"), lambda _: operation_timeout)
     return Release(lease, terms, insist=insist, **noted)
 

@@ -136,13 +136,13 @@ def in_child():
 def _have_permits(left, seen, stand_by, patch):
     init = Attempt.__init__
 
-    def of_permit(form, name, owner, terms, *more):
+    def of_permit(form, name, owner, terms, *more, **named):
         # The bystander is there before anybody asks. Without a lock, which a fork or the handler of
         # a signal could find taken: to ask twice does no harm.
         if name not in seen and terms.limit == 1:
             stand_by(name)
             seen.add(name)
-        init(form, name, owner, terms._replace(limit=max(terms.limit, 2)), *more)
+        init(form, name, owner, terms._replace(limit=max(terms.limit, 2)), *more, **named)
 
     taken = Backend.is_taken
 

@@ -239,7 +239,7 @@ class InMemoryBackend(Backend):
         left = seconds and seconds + LAST_MS
         while left > 0:
             for lease in self._every_lease():
-                if lease.state.is_unanswered:
+                if lease.is_unanswered:
                     self._look_after(lease)  # The watchdog soon repeats an unanswered renewal.
             left -= self.interpreter.alone(partial(self._jump, left))
             for lease in self._every_lease():
@@ -252,9 +252,9 @@ class InMemoryBackend(Backend):
         Other threads can take no lock and hand none over meanwhile.
         """
         self._confirm_grants()
-        states, now = [lease.state for lease in self._every_lease()], self.clock()
-        alarms = [one.alarm_at(alarm) - now for one in states for alarm in tuple(one.alarms)]
-        renewals = (state.ttl / 3 for state in states if state.auto_renew)
+        leases, now = self._every_lease(), self.clock()
+        alarms = [one.alarm_at(alarm) - now for one in leases for alarm in tuple(one.alarms)]
+        renewals = (one.ttl / 3 for one in leases if one.auto_renew)
         seconds = min([most, *renewals, *(left for left in alarms if left > 0)])
         self._ahead += seconds
         # If a thread has read the clock already, its script runs at the new time, too.
@@ -275,21 +275,20 @@ class InMemoryBackend(Backend):
         return [lease for name in list(self.leases) for lease in self.leases.of(name)]
 
     def _look_after(self, lease: Lease) -> None:
-        state = lease.state
-        if not state.is_active:
+        if not lease.is_active:
             return
-        if state.auto_renew:
+        if lease.auto_renew:
             try:
                 lease.renew()
             except LockUnavailable:
-                state.unanswered()
+                lease.unanswered()
                 self.look_after(lease)
             except LockLost:
                 pass
         self.note_expiry(lease)
-        if state.is_active:
+        if lease.is_active:
             # The watchdog sleeps until a time that is past by now: wake it.
-            self.watchdog.watch(lease, state.granted_at)
+            self.watchdog.watch(lease, lease.granted_at)
 
     def wake_waiters(self) -> None:
         """Let all waiters look at their locks again."""

@@ -304,14 +304,13 @@ class Server:
 
     def session(self, form: Form | None = None) -> Session:
         """A performer of one flow, which blocks its thread; see Backend.session()."""
-        connection = form.connection if form is not None else None
-        return Session(self._caller, self._pool, connection)
+        return Session(self._caller, self._pool, _connection_of(form))
 
     def async_session(self, form: Form | None = None) -> AsyncSession:
         """A performer of one flow in an event loop, which awaits."""
         session = AsyncSession(self._caller, self._loops, self._bells, self._pool)
-        if form is not None and form.connection is not None:
-            session.go_on(form.connection, form.id)
+        if form is not None and (connection := _connection_of(form)) is not None:
+            session.go_on(connection, form.id)
         return session
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
@@ -390,6 +389,14 @@ class Server:
             if last or not is_transient(error):
                 raise LockUnavailable(self._prefix, described(error), reason_of(error)) from error
         return self._with_connection(work, within, last=True)
+
+
+def _connection_of(form: Form | None) -> Any:
+    """The connection of a form, which does not keep it: the form may last as long as its lease."""
+    if form is None:
+        return None
+    connection, form.connection = form.connection, None
+    return connection
 
 
 # --- locks on one Redis or Valkey server ----------------------------------------------------------

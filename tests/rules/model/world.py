@@ -46,18 +46,8 @@ BATON = "b" * 16  # The id of the lease that is handed over.
 
 def renew(renewal, deadline, ends):
     """What Lease.renew() does: the same rules, without a backend. Returns the new deadline."""
-    state = LeaseState(
-        name=NAME,
-        token=renewal.token,
-        ttl=TTL,
-        granted_at=0.0,
-        deadline=deadline,
-        ends=ends,
-        hold_until=math.inf,
-        auto_renew=True,
-        holder=lambda: None,
-        permit=renewal.permit,
-    )
+    wanted = the_attempt(NAME, renewal.token, BATON, OWNER, ttl=TTL, renews=True)
+    state = LeaseState(wanted, Granted(0, deadline, 0.0, ends, renewal.permit), lambda: None)
     answer = yield from flows.answer_to_renewal(renewal, OPERATION_TIMEOUT)
     state.answered(renewal, answer, answer.now)
     return state.deadline

@@ -1,27 +1,27 @@
-"""What the states of several leases come to, which are granted and released together."""
+"""What several leases come to, which are granted and released together."""
 
 from __future__ import annotations
 
 import pytest
 
-from django_redislock.joint_holds import JointState
+from django_redislock.joint_holds import JointLease
 from tests.rules.test_lease_state import END, TTL, claimed, is_renewed, me, state
 
 
 def joint(**of_second):
     """Two of a joint lease, and the parts."""
     first, second = state(name="a"), state(name="b", **of_second)
-    return JointState([first, second]), first, second
+    return JointLease([first, second], None), first, second
 
 
 def test_it_is_called_by_all_names_and_belongs_to_whom_its_parts_belong():
     caller = object()
     parts = (
-        state(name="a", caller=caller, permit=2, granted_at=1.0),
+        state(name="a", caller=caller, permit_number=2, granted_at=1.0),
         state(name="b", is_of_run=True),
     )
-    both = JointState(parts)
-    assert (both.name, both.token, both.times_held, both.permit) == ("a, b", "", 1, 2)
+    both = JointLease(parts, None)
+    assert (both.name, both.token, both.times_held, both.permit_number) == ("a, b", "", 1, 2)
     assert both.granted_at == 1.0
     assert both.holder() is me
     assert both.caller is caller
@@ -31,7 +31,7 @@ def test_it_is_called_by_all_names_and_belongs_to_whom_its_parts_belong():
 
 
 def test_of_one_lock_it_is_what_that_one_is():
-    one = JointState([state(name="a")])
+    one = JointLease([state(name="a")], None)
     assert (one.name, one.deadline, one.holder()) == ("a", END, me)
     assert one.is_ours
     assert one.loss(END).name == "a"
@@ -50,7 +50,7 @@ def test_it_lasts_as_long_as_the_part_that_ends_first():
 
 @pytest.mark.proves("P1")
 def test_p1_it_is_held_while_all_parts_are():
-    both = JointState([state(), claimed(ends=5.0)])
+    both = JointLease([state(), claimed(ends=5.0)], None)
     assert both.is_held(0.9)
     assert not both.is_in_doubt(0.9)
     assert not both.is_held(1.0)
@@ -65,22 +65,19 @@ def test_it_is_lost_with_the_first_part_that_is(number):
     both, *parts = joint()
     assert both.is_active
     assert not both.is_lost
-    assert both.lost_reason(1.0) is None
+    assert both.loss_reason(1.0) is None
     parts[number].lose("forced")
     assert both.is_lost
-    assert both.lost
     assert not both.is_active
-    assert both.lost_reason(1.0) == "forced"
+    assert both.loss_reason(1.0) == "forced"
     assert (both.loss(1.0).name, both.loss(1.0).reason) == ("ab"[number], "forced")
 
 
-def test_it_is_ended_once_all_parts_are():
+def test_it_is_no_longer_active_once_a_part_is_ended():
     both, first, second = joint()
     first.unnest()
-    assert not both.is_ended
     assert not both.is_active
     second.unnest()
-    assert both.is_ended
     assert "released" in str(both.loss(1.0))
 
 
