@@ -62,7 +62,7 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
         yield _refused(error, "E001")
         return
     if not is_set() and settings.DEBUG:
-        yield _warning(
+        yield _message(
             "W001",
             f"REDISLOCK is not set, so locks are kept on {DEFAULT_LOCATION} while DEBUG is on.",
             f"{CURE}.",
@@ -88,14 +88,14 @@ def _refused(error: ImproperlyConfigured, id: str) -> checks.CheckMessage:  # no
         "E002": "Until this is put right, every lock of this alias raises this error.",
         "E004": "All machines must name the same server, or each of them locks for itself.",
     }
-    return _error(id, str(error), hints[id])
+    return _message(id, str(error), hints[id])
 
 
 def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
     where = f"REDISLOCK[{conf.alias!r}]"
     if not backend.supports_processes:
         if not settings.DEBUG:
-            yield _warning(
+            yield _message(
                 "W005",
                 f"{where} keeps locks in memory, and DEBUG is off: they exclude nothing outside of"
                 " one process.",
@@ -103,7 +103,7 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
             )
         return
     for alias in shared_caches(conf):
-        yield _warning(
+        yield _message(
             "W004",
             f"{where} and CACHES[{alias!r}] use the same database: the cache's clear() flushes all"
             " locks.",
@@ -122,14 +122,14 @@ def _check_timeout(
     says = f"{where}: socket_timeout is {timeout:g} s and TTL is {conf.ttl:g} s"
     hint = "Make socket_timeout at most a third of TTL, or leave it out."
     if timeout >= conf.ttl:
-        yield _error(
+        yield _message(
             "E003",
             f"{says}: a lease may have ended before its grant or its renewal is known to have"
             " failed.",
             hint,
         )
     elif timeout > conf.ttl / 3:
-        yield _warning(
+        yield _message(
             "W003", f"{says}: a renewal that is not answered cannot be repeated in time.", hint
         )
 
@@ -138,7 +138,7 @@ def _check_encryption(address: dict[str, Any], where: str) -> Iterator[checks.Ch
     host = str(address.get("host", "localhost"))
     is_exposed = "connection_class" not in address  # redis-py has one for rediss:// and unix://.
     if address.get("password") and is_exposed and not is_this_machine(host):
-        yield _warning(
+        yield _message(
             "W006",
             f"{where} sends its password to {host} over a connection that is not encrypted.",
             "Use rediss://, or a tunnel that ends on this machine.",
@@ -153,7 +153,7 @@ def check_passwords(
 ) -> list[checks.CheckMessage]:
     """Whether a password stands where Django's own error pages would show it."""
     return [
-        _warning(
+        _message(
             "W007",
             f"REDISLOCK[{alias!r}]['LOCATION'] contains a password, and Django's error reports"
             " show it: they hide values named PASSWORD, but look into no URL.",
@@ -169,11 +169,11 @@ def check_servers(
 ) -> list[checks.CheckMessage]:
     """The problems that ``manage.py locks doctor`` finds at the servers."""
     return [
-        _message(
-            checks.Error if finding.level == "fail" else checks.Warning,
-            finding.id,
+        (checks.Error if finding.level == "fail" else checks.Warning)(
             f"REDISLOCK[{alias!r}], {finding.about}: {finding.says}.",
-            finding.advice,
+            hint=finding.advice,
+            # A finding of a third party's backend has an id of its own, such as "shop.W001".
+            id=finding.id if "." in finding.id else f"django_redislock.{finding.id}",
         )
         for alias, _ in _configured()
         for finding in doctor.examine(alias)
@@ -192,22 +192,7 @@ def _configured() -> Iterator[tuple[str, Conf]]:
                 yield alias, one
 
 
-# --- messages -------------------------------------------------------------------------------------
-
-
-def _error(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
-    return _message(checks.Error, id, says, hint)
-
-
-def _warning(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
-    return _message(checks.Warning, id, says, hint)
-
-
-def _message(
-    kind: type[checks.Error | checks.Warning],
-    id: str,  # noqa: A002
-    says: str,
-    hint: str,
-) -> checks.CheckMessage:
-    # A finding of a third party's backend has an id of its own, such as "shop.W001".
-    return kind(says, hint=hint, id=id if "." in id else f"django_redislock.{id}")
+def _message(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
+    """The message of a system check of this package."""
+    kind = checks.Error if id[0] == "E" else checks.Warning
+    return kind(says, hint=hint, id=f"django_redislock.{id}")

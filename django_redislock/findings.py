@@ -1,4 +1,7 @@
-"""The findings of an examination, for ``manage.py locks doctor`` and ``check --deploy``."""
+"""The findings of an examination, for ``manage.py locks doctor`` and ``check --deploy``.
+
+Each id has a section in docs/checks.md. Its letter is its level: E fails, and W warns.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +34,35 @@ class Finding:
             "says": self.says,
             "advice": self.advice,
         }
+
+
+# What a finding is about, by the number of its id.
+ABOUT = {
+    "004": "cache",
+    "005": "server",
+    "020": "server",
+    "021": "version",
+    "022": "cluster",
+    "023": "rights",
+    "024": "scripting",
+    "025": "eviction",
+    "026": "persistence",
+    "027": "replication",
+    "028": "clock",
+    "029": "keys",
+    "030": "index",
+    "031": "locks",
+    "032": "sentinels",
+    "033": "isolation",
+    "034": "quorum",
+    "035": "ttl",
+    "036": "memory",
+    "037": "records",
+    "038": "limits",
+    "040": "versions",
+}
+
+
+def problem(id: str, says: str, advice: str) -> Finding:  # noqa: A002
+    """The finding that a system check of this package reports."""
+    return Finding(ABOUT[id[1:]], "fail" if id[0] == "E" else "warn", says, advice, id)

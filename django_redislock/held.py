@@ -433,12 +433,13 @@ def pause(
             outcome.reason,
         )
     extra = logs.of(lock=attempt.name, alias=using, lease=attempt.id, reason=reason or None)
-    if begun := isinstance(outcome, Granted):
-        text = "Lock %r (%s): paused for %.0f s by %r, reason %r"
-        audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
-    else:
-        text = "Lock %r (%s): a pause is pending, for %.0f s by %r, reason %r"
-        audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
+    begun = isinstance(outcome, Granted)
+    text = (
+        "Lock %r (%s): paused for %.0f s by %r, reason %r"
+        if begun
+        else "Lock %r (%s): a pause is pending, for %.0f s by %r, reason %r"
+    )
+    audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
     return begun
 
 

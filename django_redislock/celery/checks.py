@@ -131,7 +131,7 @@ def _failure_of(
         # If the module itself is not found, the last line is one of importlib.
         place = "" if file == importlib.__file__ else f" ({file}, line {line})"
         says = f"{type(error).__name__}: {error}".removesuffix(".")
-        yield _warning(
+        yield _message(
             "W057",
             f"Celery cannot import all tasks: {says}{place}.",
             "A worker does not start like this. Tasks that are not imported are not checked.",
@@ -141,7 +141,7 @@ def _failure_of(
 def _check_pool(app: Celery) -> Iterator[checks.CheckMessage]:
     pool = str(app.conf.worker_pool)
     if pool in GREEN_POOLS:
-        yield _warning(
+        yield _message(
             "W058",
             f"worker_pool is {pool!r}, and there are single-instance tasks: a greenlet that"
             " computes for long without yielding keeps the watchdog from renewing the leases"
@@ -159,7 +159,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     try:
         known = aliases()
         if options.using not in known:
-            yield _error(
+            yield _message(
                 "E050",
                 f"Task {task.name} uses the alias {options.using!r}, which is not in REDISLOCK.",
                 f"Its aliases are: {', '.join(map(repr, known)) or 'none'}.",
@@ -192,9 +192,9 @@ def _check_records(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             try:
                 backend.check_records(f"{name}={value!r} of task {task.name}")
             except ImproperlyConfigured as error:
-                yield _error("E051", str(error), "Until then, each of its runs or calls fails.")
+                yield _message("E051", str(error), "Until then, each of its runs or calls fails.")
     if acks_late(task) and options.once != DATABASE and not backend.supports_records:
-        yield _warning(
+        yield _message(
             "W061",
             f"Task {task.name} has acks_late, and REDISLOCK[{options.using!r}] is a quorum, which"
             " keeps no records of runs: a message that is delivered again after its run has"
@@ -208,7 +208,7 @@ def _check_key(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckM
     # Of the class: autoretry lays a function of its own over the task's run.
     _, *names = signature_of(type(task).run).parameters
     if task.single_instance_options.key is None and names:
-        yield _warning(
+        yield _message(
             "W050",
             f"Task {task.name} takes arguments ({', '.join(names)}) but names no key, so one run"
             " with any arguments keeps out all others.",
@@ -222,7 +222,7 @@ def _check_visibility(task: SingleInstanceTask, terms: Terms) -> Iterator[checks
     longest = next((limit for limit in limits if math.isfinite(limit)), 0.0)
     redelivered_after = visibility_timeout(task.app)
     if acks_late(task) and longest > redelivered_after:
-        yield _warning(
+        yield _message(
             "W051",
             f"Task {task.name} may run for {longest:g} s and has acks_late, but the broker may"
             f" deliver it again after {redelivered_after:g} s (visibility_timeout).",
@@ -235,7 +235,7 @@ def _check_visibility(task: SingleInstanceTask, terms: Terms) -> Iterator[checks
 def _check_time_limit(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     time_limit = _time_limit(task)
     if math.isfinite(time_limit) and time_limit > terms.max_hold:
-        yield _warning(
+        yield _message(
             "W052",
             f"Task {task.name} has a hard time limit of {time_limit:g} s, but its lease ends after"
             f" {terms.max_hold:g} s (max_hold), while it still may run.",
@@ -245,7 +245,7 @@ def _check_time_limit(task: SingleInstanceTask, terms: Terms) -> Iterator[checks
 
 def _check_wait(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     if terms.wait > LONGEST_WAIT:
-        yield _warning(
+        yield _message(
             "W053",
             f"Task {task.name} may keep a worker slot waiting for {terms.wait:g} s.",
             'on_conflict="retry" comes back later and leaves the slot to others meanwhile.',
@@ -256,7 +256,7 @@ def _check_results(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.Ch
     if acks_late(task) and not task.ignore_result and not shows_results(task):
         there_is_none = isinstance(task.backend, DisabledBackend)
         why = "there is no result backend that tells" if there_is_none else "rpc:// does not tell"
-        yield _warning(
+        yield _message(
             "W054",
             f"Task {task.name} has acks_late, but {why} a duplicate delivery whether the first one"
             " has reported.",
@@ -270,7 +270,7 @@ def _check_acknowledgement(task: SingleInstanceTask, terms: Terms) -> Iterator[c
     after_success = [name for name in ("min_hold", "once") if getattr(options, name)]
     # With "retry" the others come back, and one of them does the work.
     if after_success and options.on_conflict != "retry" and not acks_late(task):
-        yield _warning(
+        yield _message(
             "W055",
             f"Task {task.name} has {' and '.join(after_success)}, but its message is acknowledged"
             " before it runs: if its worker is killed, the work is done by nobody, since the"
@@ -286,7 +286,7 @@ def _check_spacing(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.Ch
     options = task.single_instance_options
     comes_later = options.on_conflict in ("retry", "wait") and not options.unique_queued
     if comes_later and options.min_hold and not (options.once or options.limit or options.limits):
-        yield _warning(
+        yield _message(
             "W060",
             f'Task {task.name} has min_hold={options.min_hold:g} and on_conflict="'
             f'{options.on_conflict}": a run that finds the lock cooling down comes when that is'
@@ -300,7 +300,7 @@ def _check_redelivery(task: SingleInstanceTask, terms: Terms) -> Iterator[checks
     if task.single_instance_options.give_up_after is None:
         return
     if not acks_late(task):
-        yield _error(
+        yield _message(
             "E052",
             f"Task {task.name} has give_up_after, but its message is acknowledged before it runs:"
             " a call that kills its worker is not delivered again, so the option has no effect.",
@@ -308,7 +308,7 @@ def _check_redelivery(task: SingleInstanceTask, terms: Terms) -> Iterator[checks
         )
     # Celery 5.5 and 5.6 have no retry_on_worker_lost.
     elif not (task.reject_on_worker_lost or getattr(task, "retry_on_worker_lost", False)):
-        yield _warning(
+        yield _message(
             "W059",
             f"Task {task.name} has give_up_after, but not reject_on_worker_lost: if the process of"
             " the task alone is killed, Celery ends the call with WorkerLostError the first time.",
@@ -324,14 +324,14 @@ def _check_calls_during_a_run(
     options = task.single_instance_options
     retry = 'on_conflict="retry" makes one more run of all the calls that are made during a run'
     if options.unique_queued and options.on_conflict == "wait":
-        yield _warning(
+        yield _message(
             "W056",
             f"Task {task.name} has unique_queued, but a call that is made while it runs keeps a"
             " worker slot waiting, and goes back to the queue only when the wait is over.",
             f"{retry}, and leaves the slot to others meanwhile.",
         )
     if options.unique_queued and options.on_conflict == "skip":
-        yield _warning(
+        yield _message(
             "W056",
             f"Task {task.name} has unique_queued, but a call that is made while it runs is skipped,"
             " and with it what changed since that run began.",
@@ -349,7 +349,7 @@ def _check_tables(
     assert options.atomic is not None  # See check_tables().
     for model in [Fence, CompletedRun] if options.once == DATABASE else [Fence]:
         if problem := missing(model, options.atomic):
-            yield _error(
+            yield _message(
                 "E053",
                 f"Task {task.name} has atomic, but {problem}",
                 "Until then each of its runs fails, before its body begins.",
@@ -362,12 +362,7 @@ def _time_limit(task: SingleInstanceTask) -> float:
     return math.inf if limit is None else limit
 
 
-# --- messages -------------------------------------------------------------------------------------
-
-
-def _error(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
-    return checks.Error(says, hint=hint, id=f"django_redislock.{id}")
-
-
-def _warning(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
-    return checks.Warning(says, hint=hint, id=f"django_redislock.{id}")
+def _message(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
+    """The message of a system check of this package."""
+    kind = checks.Error if id[0] == "E" else checks.Warning
+    return kind(says, hint=hint, id=f"django_redislock.{id}")

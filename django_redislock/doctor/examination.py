@@ -21,7 +21,7 @@ from django_redislock.doctor.keyspace import eviction, keyspace, memory, persist
 from django_redislock.doctor.rights import PROBE, distance, fewest_rights, rights, take_and_release
 from django_redislock.doctor.server import Server, caches, clock, cluster_mode, version
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.findings import Finding
+from django_redislock.findings import Finding, problem
 from django_redislock.humanize import duration
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.task_runs import oldest_run
@@ -128,12 +128,10 @@ def examine(using: str) -> Iterator[Finding]:
         )
         return
     if not backend.supports_processes:
-        yield Finding(
-            "server",
-            "warn",
+        yield problem(
+            "W005",
             f"{type(backend).__name__} keeps locks within one process",
             "Use RedisBackend for locks that several processes or machines share.",
-            id="W005",
         )
     try:
         yield from backend.examine()
@@ -174,10 +172,10 @@ def _no_answer(backend: Backend, error: LockUnavailable) -> Finding:
     where, says = f"REDISLOCK[{backend.alias!r}]", error.problem
     cause = meaning_of(error.__cause__ or error)
     if isinstance(cause, TooOld):
-        return Finding("version", "fail", says, "Use a newer server.", id="E021")
+        return problem("E021", says, "Use a newer server.")
     if isinstance(cause, NotOneCluster):
         advice = f"Put LOCATION of {where} right."
-        return Finding("cluster", "fail", says, advice, id="E022")
+        return problem("E022", says, advice)
     if error.reason in {"timeout", "connection"}:
         says = f"no answer: {says}"
         advice = (
@@ -192,7 +190,7 @@ def _no_answer(backend: Backend, error: LockUnavailable) -> Finding:
     else:
         says = f"not ready: {says}"
         advice = "Run the doctor again. If it stays so, look at the server's log."
-    return Finding("server", "fail", says, advice, id="E020")
+    return problem("E020", says, advice)
 
 
 # --- whether ``migrate`` has made the permissions of the admin's page -----------------------------

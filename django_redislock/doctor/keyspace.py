@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from django_redislock.backends.redis.errors import ReplyError
-from django_redislock.findings import Finding
+from django_redislock.findings import Finding, problem
 from django_redislock.held import detail, look_at
 from django_redislock.humanize import counted, duration
 from django_redislock.rules.keys import lock_keys, permit_of
@@ -29,9 +29,7 @@ RECORD = 1_400  # Bytes that the records of one lock take, with names and hosts 
 def eviction(server: Server) -> Iterator[Finding]:
     policy = server.info.get("maxmemory_policy", "")
     if not policy:
-        yield Finding(
-            "eviction", "warn", "unknown: the server does not tell", "Allow +info.", id="W025"
-        )
+        yield problem("W025", "unknown: the server does not tell", "Allow +info.")
     elif not server.number("maxmemory"):
         yield Finding("eviction", "ok", "no memory limit, so no lock is evicted")
     elif policy == "noeviction":
@@ -39,12 +37,10 @@ def eviction(server: Server) -> Iterator[Finding]:
     else:
         evicted = server.number("evicted_keys")
         already = f"; it has evicted {counted(evicted, 'key')} already" if evicted else ""
-        yield Finding(
-            "eviction",
-            "fail",
+        yield problem(
+            "E025",
             f"the policy {policy} may evict a held lock{already}",
             "Set maxmemory-policy noeviction, or keep locks on a server of their own.",
-            id="E025",
         )
 
 
@@ -52,12 +48,10 @@ def memory(server: Server) -> Iterator[Finding]:
     """Whether memory is left for locks, and whether records of runs may fill it."""
     used, limit = server.number("used_memory"), server.number("maxmemory")
     if limit and used >= NEARLY_FULL * limit:
-        yield Finding(
-            "memory",
-            "warn",
+        yield problem(
+            "W036",
             f"{used / limit:.0%} of maxmemory are in use; when it is full, no lock can be taken",
             "Raise maxmemory, and see what the memory is used for.",
-            id="W036",
         )
     if server.scripts_need:
         return
@@ -65,25 +59,21 @@ def memory(server: Server) -> Iterator[Finding]:
     known, most = backend.ran_permits(0).total, backend.most_records
     lacking = (most - known) * RECORD - (limit - used)
     if known >= NEARLY_FULL * most:
-        yield Finding(
-            "records",
-            "warn",
+        yield problem(
+            "W037",
             f"{known} locks of tasks have records, and those of {most} are kept: the oldest go"
             f" before {duration(backend.conf.records_for)} are over, and `locks runs` does not know"
             " them then",
             "Is an object named in a key? Raise RECORDS if its records are needed for so long, or"
             " lower RECORDS_FOR if they are not.",
-            id="W037",
         )
     # Each server of a cluster has a part of them; and a few are no sign that there will be more.
     elif limit and not backend.in_buckets and known >= most / 10 and lacking > 0:
-        yield Finding(
-            "records",
-            "warn",
+        yield problem(
+            "W037",
             f"{known} locks of tasks have records, and those of {most} are kept: for so many, about"
             f" {lacking / 1_000_000:.1f} MB of maxmemory are lacking",
             "Lower RECORDS or RECORDS_FOR, or raise maxmemory.",
-            id="W037",
         )
 
 
@@ -100,12 +90,10 @@ def persistence(server: Server) -> Iterator[Finding]:
         if info.get(key, "ok") != "ok"
     ]
     if failed:
-        yield Finding(
-            "persistence",
-            "fail",
+        yield problem(
+            "E026",
             f"the last write to disk failed ({', '.join(failed)}); the server may refuse writes",
             "Look at the server's log, and at its disk.",
-            id="E026",
         )
     elif info.get("aof_enabled") == "1":
         if server.backend.supports_majority:
@@ -113,21 +101,17 @@ def persistence(server: Server) -> Iterator[Finding]:
         else:
             yield Finding("persistence", "ok", "held locks survive a restart (append-only file)")
     elif server.backend.supports_majority:
-        yield Finding(
-            "persistence",
-            "warn",
+        yield problem(
+            "W026",
             "a server that is restarted has forgotten its locks",
             "Start it again only after the longest ttl; or set appendonly yes and appendfsync"
             " always.",
-            id="W026",
         )
     else:
-        yield Finding(
-            "persistence",
-            "warn",
+        yield problem(
+            "W026",
             "a restart of the server frees locks that are still relied on",
             "Set appendonly yes; or guard what locks protect with the fence.",
-            id="W026",
         )
 
 
@@ -143,12 +127,10 @@ def _last_second(server: Server) -> Finding:
         )
     if b"always" in (reply.values() if isinstance(reply, dict) else reply):  # RESP3, or RESP2.
         return Finding("persistence", "ok", "held locks survive a restart (appendfsync always)")
-    return Finding(
-        "persistence",
-        "warn",
+    return problem(
+        "W026",
         "a server that is restarted has forgotten the locks of its last second",
         "Start it again only after the longest ttl; or set appendfsync always.",
-        id="W026",
     )
 
 
@@ -158,39 +140,25 @@ def replication(server: Server) -> Iterator[Finding]:
     backend = server.backend
     replicas, acknowledged = server.number("connected_slaves"), backend.conf.replicas_ack
     if server.info.get("role") == "slave":
-        yield Finding(
-            "replication",
-            "fail",
-            "LOCATION names a replica, which refuses writes",
-            "Name the primary.",
-            id="E027",
-        )
+        yield problem("E027", "LOCATION names a replica, which refuses writes", "Name the primary.")
     elif acknowledged > replicas:
-        yield Finding(
-            "replication",
-            "fail",
+        yield problem(
+            "E027",
             f"REPLICAS_ACK is {acknowledged}, but the server has {counted(replicas, 'replica')}: no"
             " lock can be taken",
             "Connect more replicas, or lower REPLICAS_ACK.",
-            id="E027",
         )
     elif backend.supports_majority:
         yield Finding("replication", "ok", "a majority decides, and replicas do not count")
     elif not replicas and backend.supports_failover:
-        yield Finding(
-            "replication",
-            "warn",
-            "no replicas, so no server can take over",
-            "Connect replicas to the master.",
-            id="W027",
+        yield problem(
+            "W027", "no replicas, so no server can take over", "Connect replicas to the master."
         )
     elif replicas and not acknowledged:
-        yield Finding(
-            "replication",
-            "warn",
+        yield problem(
+            "W027",
             f"{counted(replicas, 'replica')}; a failover may forget the last grants",
             "Set REPLICAS_ACK to 1 or more, so that a grant counts only when replicas know it.",
-            id="W027",
         )
     elif replicas:
         yield Finding("replication", "ok", f"{acknowledged} of {replicas} replicas acknowledge")
@@ -294,27 +262,23 @@ def _locks(odd: list[HeldLock], part: str, alias: str) -> Finding:
         if names
     ]
     using = "" if alias == DEFAULT_ALIAS else f" --alias {alias}"
-    return Finding(
-        "locks",
-        "fail" if never else "warn",
+    return problem(
+        "E031" if never else "W031",
         "; ".join(says) + part,
         f"manage.py locks release NAME{using} shows what is there, asks, and frees the lock. If it"
         " is not ours, find out who wrote it.",
-        id="E031" if never else "W031",
     )
 
 
 def _newer(names: list[str], part: str) -> Finding:
     """The finding about locks whose holder runs a newer version."""
     verb = "is" if len(names) == 1 else "are"
-    return Finding(
-        "versions",
-        "warn",
+    return problem(
+        "W040",
         f"{counted(len(names), 'lock')} {verb} held by a newer version of django_redislock, which"
         f" this one cannot read{part}: {_first(names)}",
         "Update every program that uses these locks to that version. Until then this one waits for"
         " them as for any other lock.",
-        id="W040",
     )
 
 
@@ -327,14 +291,12 @@ def _limits(differing: Mapping[str, set[int]]) -> Iterator[Finding]:
         for name, found in differing.items()
     ]
     more = f" and {len(says) - MOST_NAMED} more" if len(says) > MOST_NAMED else ""
-    yield Finding(
-        "limits",
-        "warn",
+    yield problem(
+        "W038",
         f"holders and waiters of {counted(len(says), 'lock')} differ in its limit:"
         f" {', '.join(says[:MOST_NAMED])}{more}",
         "Each counts by its own limit, so the greatest number of them may hold it. While a deploy"
         " changes the limit, that passes by itself; else give the name one limit everywhere.",
-        id="W038",
     )
 
 
@@ -347,12 +309,10 @@ def _keys(endless: list[str], part: str) -> Finding:
     if not endless:
         return Finding("keys", "ok", f"every other key has an expiry{part}")
     never = "never expires" if len(endless) == 1 else "never expire"
-    return Finding(
-        "keys",
-        "fail",
+    return problem(
+        "E029",
         f"{counted(len(endless), 'key')} {never}{part}: {_first(endless)}",
         "No key of ours does that: find out which program wrote it, then delete it.",
-        id="E029",
     )
 
 
@@ -361,13 +321,11 @@ def _index(unlisted: int, part: str) -> Finding:
     if not unlisted:
         return Finding("index", "ok", f"every held lock is in the index{part}")
     verb, them = ("is", "it") if unlisted == 1 else ("are", "them")
-    return Finding(
-        "index",
-        "warn",
+    return problem(
+        "W030",
         f"{counted(unlisted, 'held lock')} {verb} missing in the index{part}, so lists do not"
         f" show {them}",
         "A renewed lock comes back into it by itself. Did somebody delete the index?",
-        id="W030",
     )
 
 

@@ -18,7 +18,7 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.doctor.server import of_servers
 from django_redislock.exceptions import LockError, LockUnavailable
-from django_redislock.findings import Finding
+from django_redislock.findings import Finding, problem
 from django_redislock.lock import distributed_lock
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import IN_BUCKETS
@@ -45,8 +45,8 @@ def distance(server: Server) -> Iterator[Finding]:
         took.append(time.perf_counter() - started)
         # With any other refusal, such as MISCONF, the server still answers: others tell more.
         if isinstance(reply, ReplyError) and is_transient(reply):
-            problem, reason = described(reply), reason_of(reply)
-            raise LockUnavailable(server.backend.prefix, problem, reason) from reply
+            prefix = server.backend.prefix
+            raise LockUnavailable(prefix, described(reply), reason_of(reply)) from reply
     median = statistics.median(took)
     says = f"answers, in {median * 1000:.1f} ms"
     if median > SLOW_ROUND_TRIP:
@@ -54,7 +54,7 @@ def distance(server: Server) -> Iterator[Finding]:
             "An uncontended lock costs two round trips. Use a server that is closer, and no ttl"
             f" below {_shortest_ttl(server.backend, median):.3g} s."
         )
-        yield Finding("server", "warn", says, advice, id="W020")
+        yield problem("W020", says, advice)
     else:
         yield Finding("server", "ok", says)
     yield from _ttl(server.backend, median)
@@ -68,13 +68,11 @@ def _ttl(backend: Backend, round_trip: float) -> Iterator[Finding]:
         advice = f"Set TTL to {_shortest_ttl(backend, round_trip):.3g} or more."
     else:
         advice = f"Set OPTIONS['socket_timeout'] to {least:.3g} or more, and TTL to thrice that."
-    yield Finding(
-        "ttl",
-        "warn",
+    yield problem(
+        "W035",
         f"TTL is {ttl:g} s, too short for a round trip of {round_trip * 1000:.0f} ms: locks are not"
         " granted, or lost as they are not renewed in time",
         f"{advice} The same is true of each lock with a ttl of its own.",
-        id="W035",
     )
 
 
@@ -116,13 +114,11 @@ def rights(server: Server) -> Iterator[Finding]:
         yield Finding("scripting", "ok", "scripts are allowed")
     else:
         need = server.scripts_need
-        yield Finding(
-            "scripting",
-            "warn",
+        yield problem(
+            "W024",
             "scripts are forbidden: waiters poll and are not served in turn, operations take more"
             " round trips; tasks, lists and force release are unavailable",
             f"{need[0].upper()}{need[1:]}.",
-            id="W024",
         )
 
 
@@ -132,12 +128,12 @@ def take_and_release(name: str, using: str) -> Finding:
     lock = distributed_lock(name, ttl=10, wait=1, renew=False, using=using)
     try:
         if not lock.acquire():
-            problem = f"not tried: lock {name!r} is held, as by another doctor"
-            return Finding("rights", "warn", problem, "Run it again.")
+            says = f"not tried: lock {name!r} is held, as by another doctor"
+            return Finding("rights", "warn", says, "Run it again.")
         lock.release()
     except LockError as error:
         advice = _MORE_RIGHTS if is_of_rights(error.__cause__) else _NOT_OF_RIGHTS
-        return Finding("rights", "fail", f"a lock cannot be taken: {error}", advice, id="E023")
+        return problem("E023", f"a lock cannot be taken: {error}", advice)
     return Finding("rights", "ok", "a lock was taken and released")
 
 

@@ -13,7 +13,7 @@ from redis.connection import parse_url
 
 from django_redislock.backends.redis.dialing import OLDEST_VERSION, numbers_in
 from django_redislock.backends.redis.errors import ReplyError
-from django_redislock.findings import Finding
+from django_redislock.findings import Finding, problem
 from django_redislock.process import cached_property
 
 if TYPE_CHECKING:
@@ -119,17 +119,9 @@ def version(server: Server) -> Iterator[Finding]:
     version = info.get("redis_version", "")
     numbers = numbers_in(version)
     if not numbers:
-        yield Finding(
-            "version", "warn", "unknown: the server does not tell", "Allow +info.", id="W021"
-        )
+        yield problem("W021", "unknown: the server does not tell", "Allow +info.")
     elif numbers < OLDEST_VERSION:
-        yield Finding(
-            "version",
-            "fail",
-            f"Redis {version}",
-            "Use Redis 7.0 or newer, or any Valkey.",
-            id="E021",
-        )
+        yield problem("E021", f"Redis {version}", "Use Redis 7.0 or newer, or any Valkey.")
     else:
         yield Finding("version", "ok", f"Redis {version}")
 
@@ -142,12 +134,10 @@ def cluster_mode(server: Server) -> Iterator[Finding]:
     if not server.number("cluster_enabled"):
         yield Finding("cluster", "ok", "a server of its own, not one of a cluster")
         return
-    yield Finding(
-        "cluster",
-        "fail",
+    yield problem(
+        "E022",
         f"the server is one of a cluster, which {type(backend).__name__} cannot use",
         "Use django_redislock.backends.ClusterBackend.",
-        id="E022",
     )
 
 
@@ -163,14 +153,12 @@ def clock(server: Server) -> Iterator[Finding]:
         yield Finding("clock", "ok", "the server's clock and this machine's agree")
         return
     ahead = "ahead of" if difference > 0 else "behind"
-    yield Finding(
-        "clock",
-        "warn",
+    yield problem(
+        "W028",
         f"the server's clock is {abs(difference):.1f} s {ahead} this machine's",
         "A steady difference does not matter to locks, only to jobs that start at a time of day; a"
         " jump does: while the server's clock is set back, locks are held beyond their ttl. Let NTP"
         " keep both right, in small steps.",
-        id="W028",
     )
 
 
@@ -182,12 +170,10 @@ def caches(server: Server) -> Iterator[Finding]:
     if not shared:
         yield Finding("cache", "ok", "no Django cache uses the same database")
         return
-    yield Finding(
-        "cache",
-        "warn",
+    yield problem(
+        "W004",
         f"CACHES[{shared[0]!r}] uses the same database, and its clear() flushes all locks",
         "Give locks a database number of their own, in LOCATION or as OPTIONS['db'].",
-        id="W004",
     )
 
 

@@ -61,8 +61,11 @@ class LiveView:
             if lock.waiters:
                 waited_for.setdefault((lock.alias, lock.key.name), lock)
         waiting = sum(lock.waiters for lock in waited_for.values())
-        more = " or more" if found.partial else ""
-        status = f"{time.strftime('%H:%M:%S')}  held: {len(locks)}{more}  waiting: {waiting}"
+        more = " or more" if found.partial or problems else ""
+        counts = f"held: {len(locks)}{more}  waiting: {waiting}"
+        if problems and not locks:
+            counts = "held: unknown"
+        status = f"{time.strftime('%H:%M:%S')}  {counts}"
         longest = islice(waited_for.values(), QUEUES_SHOWN)
         queues = [line for lock in longest for line in _queue(lock)]
         events = list(self._events)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,24 @@ class Meeting:
 
     async def reached(self, way):
         await way.until(self._open.is_set)
+
+
+@asynccontextmanager
+async def entered_elsewhere(way, lock):
+    """Meanwhile another thread or task is in a block of *lock*, and has it at its end."""
+    entered, done = Meeting(), Meeting()
+
+    async def hold():
+        async with way.entered(lock) as lease:
+            entered.open()
+            await done.reached(way)
+            await way.ensure_held(lease, verify=True)
+
+    holder = way.start(hold)
+    await entered.reached(way)
+    yield
+    done.open()
+    await holder.result()
 
 
 @both_ways
@@ -240,22 +259,11 @@ async def test_a_release_by_one_without_a_lease_never_ends_the_block_of_another(
     way: Way, place: Place, names: tuple[str, ...], reentrant: bool
 ) -> None:
     lock = distributed_lock(*names, wait=0, reentrant=reentrant)
-    entered, done = Meeting(), Meeting()
-
-    async def hold():
-        async with way.entered(lock) as lease:
-            entered.open()
-            await done.reached(way)
-            await way.ensure_held(lease, verify=True)
-
-    holder = way.start(hold)
-    await entered.reached(way)
-    assert await way.acquire(lock) is False
-    with pytest.raises(LockMisuse, match="only after acquire\\(\\) has returned True"):
-        await way.release(lock)
-    assert await way.acquire(distributed_lock("lottery", wait=0)) is False
-    done.open()
-    await holder.result()
+    async with entered_elsewhere(way, lock):
+        assert await way.acquire(lock) is False
+        with pytest.raises(LockMisuse, match="only after acquire\\(\\) has returned True"):
+            await way.release(lock)
+        assert await way.acquire(distributed_lock("lottery", wait=0)) is False
     assert not await way.locked(lock)
 
 
@@ -265,22 +273,11 @@ async def test_what_was_acquired_can_be_released_elsewhere_beside_a_block(
     way: Way, place: Place
 ) -> None:
     lock = distributed_lock("lottery", limit=2)
-    entered, done = Meeting(), Meeting()
-
-    async def hold():
-        async with way.entered(lock) as lease:
-            entered.open()
-            await done.reached(way)
-            await way.ensure_held(lease, verify=True)
-
-    holder = way.start(hold)
-    await entered.reached(way)
-    assert await way.start(lambda: way.acquire(lock)).result()
-    await way.release(lock)
-    with pytest.raises(LockMisuse, match="holds no lease"):
+    async with entered_elsewhere(way, lock):
+        assert await way.start(lambda: way.acquire(lock)).result()
         await way.release(lock)
-    done.open()
-    await holder.result()
+        with pytest.raises(LockMisuse, match="holds no lease"):
+            await way.release(lock)
 
 
 @both_ways

@@ -1743,7 +1743,7 @@ def test_watch_goes_on_while_the_server_does_not_answer(terminal, locks, make_pr
     process, read = terminal("watch", "--interval", "0.05")
     wait_until(lambda: "held: 0" in read())
     proxy.refuse()
-    wait_until(lambda: "cannot answer" in read())
+    wait_until(lambda: "cannot answer" in read() and "held: unknown" in read())
     proxy.heal()
     seen = len(read())
     wait_until(lambda: "held: 0" in read()[seen:])

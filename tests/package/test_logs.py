@@ -41,10 +41,10 @@ class Module:
         for function in ast.walk(self.tree):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 for call in ast.walk(function):
-                    if isinstance(call, ast.Call) and (event := self._event(call, function)):
-                        yield event
+                    if isinstance(call, ast.Call):
+                        yield from self._events(call, function)
 
-    def _event(self, call, function):
+    def _events(self, call, function):
         of, _, method = ast.unparse(call.func).rpartition(".")
         if of in LOGGERS and method in LEVELS:
             level, text = ("error" if method == "exception" else method).upper(), call.args[0]
@@ -52,11 +52,12 @@ class Module:
             named = ast.unparse(self._meant(call.args[0], call, function))
             level, text = ", ".join(sorted(re.findall(r"logging\.(\w+)", named))), call.args[1]
         else:
-            return None
+            return
         text = self._meant(text, call, function)
-        if not isinstance(text, ast.Constant):
-            return None  # Of a function that logs what it is given.
-        return Event(self.loggers, level, re.sub(r"%(\.\d)?[srdf]", "…", text.value))
+        for one in (text.body, text.orelse) if isinstance(text, ast.IfExp) else (text,):
+            # Any other text is of a function that logs what it is given.
+            if isinstance(one, ast.Constant):
+                yield Event(self.loggers, level, re.sub(r"%(\.\d)?[srdf]", "…", one.value))
 
     def _meant(self, value, call, function):
         """What a variable was last set to before the call."""

@@ -37,7 +37,7 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.backends.redis.sessions import in_thread
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.findings import Finding
+from django_redislock.findings import Finding, problem
 from django_redislock.humanize import counted
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import BUCKETS, bucket_of
@@ -67,21 +67,17 @@ def coverage(said: Mapping[str, SlotMap | Exception], nodes: int) -> Finding:
     wrong = {place: one for place, one in said.items() if isinstance(one, Exception)}
     kept = max((slot_map.owned for slot_map in answers), default=0)
     if kept < REDIS_CLUSTER_HASH_SLOTS:
-        return Finding(
-            "cluster",
-            "fail",
+        return problem(
+            "E022",
             f"{REDIS_CLUSTER_HASH_SLOTS - kept} of {REDIS_CLUSTER_HASH_SLOTS} slots are kept by no"
             " node",
             "Let redis-cli --cluster check say what is wrong, and --cluster fix put it right.",
-            id="E022",
         )
     if wrong:
-        return Finding(
-            "cluster",
-            "warn",
+        return problem(
+            "W022",
             f"{len(wrong)} of {len(said)} in LOCATION cannot be asked: {all_described(wrong)}",
             "Start them, or put LOCATION and OPTIONS right.",
-            id="W022",
         )
     return Finding("cluster", "ok", f"all slots are kept; {counted(nodes, 'node')} keep locks")
 

@@ -37,7 +37,7 @@ from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.findings import Finding
+from django_redislock.findings import Finding, problem
 from django_redislock.rules.steps import Answer, Refused, Unanswered
 
 if TYPE_CHECKING:
@@ -73,36 +73,28 @@ def _judge(places: list[str], silent: list[str], same: list[list[str]]) -> Findi
     of = len(places)
     on_one_host = max(Counter(place.rpartition(":")[0] for place in places).values())
     if same:
-        return Finding(
-            "quorum",
-            "fail",
+        return problem(
+            "E034",
             f"{' and '.join(same[0])} are the same server, which has one vote",
             "Name each server once, by the address that all machines reach it by.",
-            id="E034",
         )
     if len(silent) >= majority_of(of):
-        return Finding(
-            "quorum",
-            "fail",
+        return problem(
+            "E034",
             f"{len(silent)} of {of} servers cannot be asked, so no lock can be taken",
             "Put right what is said of each.",
-            id="E034",
         )
     if silent:
-        return Finding(
-            "quorum",
-            "warn",
+        return problem(
+            "W034",
             f"{', '.join(silent)} of {of} servers cannot be asked; locks go on, but fewer may fail",
             "Start it. If it has lost its data, only after the longest ttl: see Topologies.",
-            id="W034",
         )
     if on_one_host > 1:
-        return Finding(
-            "quorum",
-            "warn",
+        return problem(
+            "W034",
             f"{on_one_host} of {of} servers are on one machine, and fail together",
             "Put each server on a machine of its own.",
-            id="W034",
         )
     return Finding("quorum", "ok", f"all {of} servers answer, each on its own machine")
 

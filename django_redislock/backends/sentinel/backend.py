@@ -25,7 +25,7 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.backends.redis.server import RedisBackend
 from django_redislock.backends.sentinel.sentinels import OPTIONS, Sentinels, check_sentinel
-from django_redislock.findings import Finding
+from django_redislock.findings import Finding, problem
 from django_redislock.humanize import address_of
 
 if TYPE_CHECKING:
@@ -47,12 +47,10 @@ def isolation(replication: Any) -> Finding:
     # The server tells this number only if min-replicas-to-write is set.
     if not isinstance(replication, ReplyError) and b"min_slaves_good_slaves" in replication:
         return Finding("isolation", "ok", "a master without its replicas grants nothing")
-    return Finding(
-        "isolation",
-        "warn",
+    return problem(
+        "W033",
         "a master that is cut off goes on granting to clients that reach it, beside its successor",
         "Set min-replicas-to-write 1 and min-replicas-max-lag 10 on all servers; or REPLICAS_ACK.",
-        id="W033",
     )
 
 
@@ -69,30 +67,24 @@ def agreement(sentinels: Sentinels, number: int, within: float) -> Finding:
     refusals = [quorum for _, quorum in answers if isinstance(quorum, ReplyError)]
     named = ", ".join(sorted(master.decode() for master in masters))
     if refusals or len(masters) > 1:
-        return Finding(
-            "sentinels",
-            "fail",
+        return problem(
+            "E032",
             f"they could not agree on a failover: {refusals[0]}"
             if refusals
             else f"they name different masters: {named}",
             "Let all of them run, and see what SENTINEL CKQUORUM and their logs say.",
-            id="E032",
         )
     if silent:
-        return Finding(
-            "sentinels",
-            "warn",
+        return problem(
+            "W032",
             f"{len(silent)} of {number} cannot be asked: {all_described(silent, OPTIONS)}",
             f"Start them, or put LOCATION and {OPTIONS} right.",
-            id="W032",
         )
     if number < FEWEST_SENTINELS or number % 2 == 0:
-        return Finding(
-            "sentinels",
-            "warn",
+        return problem(
+            "W032",
             f"LOCATION names {number}; a majority must be alive for a failover",
             "Run three or five, on machines that do not fail together, and name all of them.",
-            id="W032",
         )
     return Finding("sentinels", "ok", f"all {number} answer, and call {named} the master")
 
