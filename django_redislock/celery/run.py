@@ -6,12 +6,11 @@ mode, or in a direct call. It executes its body, or is skipped, or is deferred t
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from django_redislock.celery.options import NEWEST, Conflict
 from django_redislock.celery.queued import unpacked
 from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable, RunAbandoned
 from django_redislock.holder import Activity
-from django_redislock.jobs.run import JobRun, Named, RunOutcome, running
+from django_redislock.jobs.run import TIME_TO_REPORT, JobRun, Named, Ran, Unavailable, running
 from django_redislock.lease import Baton, Lease
 from django_redislock.lock import TakingUp
 from django_redislock.process import cached_property, chain_of
@@ -44,18 +43,16 @@ from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from celery import Task
 
     from django_redislock.celery.defer import Turn
     from django_redislock.celery.options import SingleInstance
+    from django_redislock.jobs.run import Outcome, Refusal, RunOutcome
 
 # Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
-
-# A run is over at least so many seconds before a time limit, also if a monitor was not told yet.
-TIME_TO_REPORT = 1.0
 
 UNCOUNTED_AGAIN_AFTER = 1.0  # Seconds, see TaskRun._uncount_start().
 
@@ -120,25 +117,23 @@ def _deferred_again(request: Any, by: str = "") -> str:
     ]
 
 
-class _EndedByRetry(Exception):
-    """Tells the lock that the body is no success: it has returned *result*, and will be retried."""
+class _GoesOn(Exception):
+    """Tells the lock that the body is no success: it has returned *result*, and will be retried.
+
+    Or it is committed, and will be replaced.
+    """
 
     def __init__(self, result: object) -> None:
         super().__init__(result)
         self.result = result
 
 
-class _Replaced(Exception):
-    """Tells the lock that the body is no success: it is committed, and will be replaced."""
-
-
-# The outcomes of runs that end by these exceptions.
-_NO_FAILURES: dict[RunOutcome, tuple[type[Exception], ...]] = {
-    "retry": (_EndedByRetry, Retry),
-    "replaced": (_Replaced,),
-    "ignored": (Ignore,),
-    "rejected": (Reject,),
-}
+# How a body ends by these exceptions, which are no failures to Celery.
+_ENDINGS: tuple[tuple[type[Exception], RunOutcome], ...] = (
+    (Retry, "retry"),
+    (Ignore, "ignored"),
+    (Reject, "rejected"),
+)
 
 
 class TaskRun(JobRun):
@@ -162,9 +157,11 @@ class TaskRun(JobRun):
             kwargs,
             sender=task,
         )
+        self.aborts_on_lost = self.options.abort_on_lost
         self._arguments_of: str | None = None  # The lock of which the server keeps its arguments.
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
         self.publish_replacement: Callable[[], Any] | None = None  # To be called after its commit.
+        self.baton = ""  # If it is to take up a lease: see lease.py.
         if request.headers:
             self.baton = carried(request.headers).get("baton") or ""
         around = running.get()
@@ -183,23 +180,38 @@ class TaskRun(JobRun):
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]" if self.id else str(self.task.name)
 
-    @property
-    def aborts_on_lost(self) -> bool:
-        """Whether the body ends at its next look at a lease that is lost."""
-        return self.options.abort_on_lost
-
     # --- under the lock -----------------------------------------------------------------------
 
     def execute(self, body: Callable[..., Any]) -> Any:
-        """Execute *body* under the lock, or do what happens instead; return the result."""
+        """Execute *body* under the lock, or do what happens instead; return the result.
+
+        Either it is skipped, or it is deferred, or it fails; or an earlier delivery has reported
+        for it. The same as a table: docs/celery.md, "What happens to a run".
+        """
+        if self.options.monitor:
+            self.time_limit = min(time_limits(self.task))
+        work = partial(self._work, body)
         try:
-            result = super().execute(body)
+            with self:
+                try:
+                    outcome = self.attempt(work, take_up=self._take_up if self.baton else None)
+                    if isinstance(outcome, Busy):
+                        outcome = self._wait_here(outcome, work)
+                    match outcome:
+                        case Ran(result):
+                            pass
+                        case Unavailable(error):
+                            self._come_back_later(error)
+                            self.check_unlocked(error)
+                            result = work(None)
+                        case Busy():
+                            result = self._end_as_busy(outcome)
+                        case Done() | Finished():
+                            result = self._end_as_over(outcome)
+                except _GoesOn as end:
+                    result = end.result
         except Deferred:
             raise  # Its call still waits in the broker's queue.
-        except _EndedByRetry as ended:
-            result = ended.result
-        except _Replaced:
-            result = None
         except BaseException as error:
             if self.delivered and self._is_noted:
                 self._waits_no_more(error=error)
@@ -208,18 +220,19 @@ class TaskRun(JobRun):
             self._waits_no_more()
         return self.publish_replacement() if self.publish_replacement else result
 
-    def _take_up(self, locks: ExitStack) -> Lease | Busy | Done | Finished | None:
+    def _take_up(self, locks: ExitStack) -> Lease | Refusal | None:
+        """Go on with the lease of its baton; None if that is over."""
         baton = Baton.read(self.baton)
         check_baton(baton, self.name, self.options)
         how = self.options.lock._replace(wait=0)
-        lock = self._lock = TakingUp(baton, how, self.marker, template=self.template)
+        lock = self.asked_lock = TakingUp(baton, how, self.marker, template=self.template)
         locks.push(lock)
         outcome = None
         try:
             outcome = lock.attempt()
         except LockLost as lost:
             # It comes too late, or again: it asks for the lock as any other run does.
-            extra = self._said(reason=lost.reason)
+            extra = self.log_fields(reason=lost.reason)
             self.logger.warning("%s does not go on with a lease: %s", self, lost, extra=extra)
         self.baton = ""
         carry(self.request, baton=None)
@@ -227,24 +240,39 @@ class TaskRun(JobRun):
 
     def _decline(self) -> None:
         """End the lease of its baton at once: the database has said that the run is done."""
-        with self._noting("end"), ExitStack() as locks:
+        with self.noting("end"), ExitStack() as locks:
             lease = self._take_up(locks)
             if isinstance(lease, Lease):
-                self._give_back(lease)
+                self.give_back(lease)
 
-    def _ask_again(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
-        """Wait here for a busy lock if the turn of this run is near, or if it cannot go back."""
-        if self._comes_back(busy):
-            return self._stand_in_line(busy, locks)
-        if self._is_patient and self._item_of:
-            return self._wait_as_item(busy, locks)
-        return busy
-
-    def _comes_back(self, busy: Busy) -> bool:
-        """Whether it is to be deferred until others have had their turn; see _decide()."""
-        if not self.delivered or self._is_own(busy):
-            return False
-        return self._body_has_started or self._is_patient
+    def _wait_here(self, busy: Busy, work: Callable[[Lease], Any]) -> Outcome:
+        """Wait here for a busy lock if its turn is near, or if it cannot go back to the broker."""
+        since = backends[self.options.using].clock()
+        # It is to be deferred until others have had their turn; see _end_as_busy().
+        if (
+            self.delivered
+            and not self._is_own(busy)
+            and (self._body_has_started or self._is_patient)
+        ):
+            self._turn = self._stand(busy)
+            if self._turn is None or not self._turn.is_near:
+                return busy
+            outcome = self.attempt(work, time_in_slot(self.task), since)
+            if isinstance(outcome, Busy):
+                self._turn = self._stand(outcome)
+            return outcome
+        if not (self._is_patient and self._item_of):
+            return busy
+        self.logger.info(
+            "%s waits in its worker slot: lock %r is %s, and it is an item of %s, whose message"
+            " cannot go back to the broker",
+            self,
+            busy.name,
+            busy,
+            self._item_of,
+            extra=self.log_fields(lock=busy.name, reason="busy"),
+        )
+        return self.attempt(work, self.options.conflict_deadline, since)
 
     def _is_own(self, busy: Busy) -> bool:
         """Whether an earlier delivery of this run has the lock, or keeps it by min_hold.
@@ -254,17 +282,6 @@ class TaskRun(JobRun):
         if not self.delivered:
             return False
         return busy.holding.owner.is_task(self.id) and not (busy.cooling and self.call)
-
-    def _stand_in_line(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
-        """Take a position in the line of deferred runs; wait here for a turn that is near."""
-        since = backends[self.options.using].clock()
-        self._turn = self._stand(busy)
-        if self._turn is None or not self._turn.is_near:
-            return busy
-        outcome = self._ask_for_lock(locks, time_in_slot(self.task), since)
-        if isinstance(outcome, Busy):
-            self._turn = self._stand(outcome)
-        return outcome
 
     def _stand(self, busy: Busy) -> Turn | None:
         """Stand in the line of the lock that is busy, and in no other."""
@@ -291,46 +308,87 @@ class TaskRun(JobRun):
         called = self.request.called_directly and running.get() is None
         return stack[-2] if called and stack[-2:-1] and stack[-2] in _CALL_FOR_ITEMS else ""
 
-    def _wait_as_item(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
-        """Wait here for the lock: the message has other items too, so it cannot go back."""
-        since = backends[self.options.using].clock()
-        self.logger.info(
-            "%s waits in its worker slot: lock %r is %s, and it is an item of %s, whose message"
-            " cannot go back to the broker",
-            self,
-            busy.name,
-            busy,
-            self._item_of,
-            extra=self._said(lock=busy.name, reason="busy"),
-        )
-        return self._ask_for_lock(locks, self.options.conflict_deadline, since)
-
-    def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
-        # If it runs without its lock, Redis does not answer, and could not count it either.
+    def _work(self, body: Callable[..., Any], lease: Lease | None) -> Any:
+        """Execute the body under the lock, or without it if Redis does not answer."""
+        # Without an answer Redis could not count it either.
         if self._most_starts and lease is not None:
             return self._count_start(body, lease, self._most_starts)
         if self.delivered and self._is_noted:
             self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
             carry(self.request, tries=None, since=None, raised=None, deferred=None)
-        return super()._run_body(self._reporting(body) if self.task.reports_start else body, lease)
+        result = self.run_body(partial(self._judge, body), lease)
+        if not self.goes_on:
+            return result
+        if self.publish_replacement:
+            self.ending = "replaced"
+            raise _GoesOn(None)
+        if lease is None or self._still_has(lease):
+            with self.noting("end"):
+                task_runs.note_retried(self.name, self.marker, using=self.options.using)
+            self.ending = "retry"
+            raise _GoesOn(result)
+        return result
+
+    def _judge(self, body: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Execute the body, and judge its end: whether it commits, and whether the work goes on.
+
+        Every body that returns commits, and one that has replaced itself.
+        """
+        if self.task.reports_start:
+            self._report_start()
+        result = None
+        try:
+            result = body(*args, **kwargs)
+        except TaskPredicate as end:
+            self.ending = next((word for kind, word in _ENDINGS if isinstance(end, kind)), None)
+            if not (self.publish_replacement and isinstance(end, Ignore)):
+                self._tell_rollback(end)
+                raise
+        # A retry that it has published is none of a run that is called directly.
+        retried = getattr(self.request, "redislock_retried", False)
+        self.goes_on = retried or self.publish_replacement is not None
+        return result
+
+    def _tell_rollback(self, end: TaskPredicate) -> None:
+        """Log that the transaction, if there is one, is rolled back.
+
+        Celery does not call it an error, so nothing else logs it.
+        """
+        if self.options.atomic is None:
+            return
+        self.logger.log(
+            logging.INFO if isinstance(end, Retry) else logging.WARNING,
+            "%s ends by %s, so what it wrote to database %r is rolled back",
+            self,
+            type(end).__name__,
+            self.options.atomic,
+            extra=self.log_fields(),
+        )
+
+    def _still_has(self, lease: Lease) -> bool:
+        """Whether the run still has its lock at its end. Asks the server if need be."""
+        with self.noting("end"), suppress(LockLost):
+            lease.ensure_held()
+            return True
+        return False
 
     def _count_start(self, body: Callable[..., Any], lease: Lease, most: int) -> Any:
         """Execute the body, and count it as a start until it ends; abandon one start too many."""
         unended, survives = 0, True
         try:
-            with self._noting("start"):
+            with self.noting("start"):
                 unended = task_runs.count_start(
                     self.name, self.marker, lease, using=self.options.using
                 )
             if unended < most:
                 self._most_starts = None  # It is counted.
-                return self._run_body(body, lease)
+                return self._work(body, lease)
         except BaseException as error:
             # At the hard time limit Celery ends the process, by a SystemExit if that suffices.
             hard, _ = time_limits(self.task)
             fails = all(isinstance(one, Exception) for one in chain_of(error))
-            survives = fails or self._left_of(hard) > TIME_TO_REPORT
+            survives = fails or self.time_left(hard) > TIME_TO_REPORT
             raise
         finally:  # An abandoned run stays counted.
             if unended < most and survives:
@@ -342,7 +400,7 @@ class TaskRun(JobRun):
         using = self.options.using
         uncount = partial(task_runs.uncount_start, self.name, self.marker, lease, using=using)
         is_done = False
-        with self._noting("end"):
+        with self.noting("end"):
             uncount()
             is_done = True
         if is_done:
@@ -363,99 +421,35 @@ class TaskRun(JobRun):
 
     def _abandon(self, lease: Lease, starts: int, most: int) -> Exception:
         """Give up a call with *starts* unended starts. Returns the exception to raise."""
-        with self._noting("end"):
-            self._give_back(lease)
+        with self.noting("end"):
+            self.give_back(lease)
         # The mark of an earlier delivery that was abandoned counts as a start.
         if starts > most and self._is_reported:
             says = "Ignored %s: an earlier delivery of it was abandoned"
-            self.logger.info(says, self, extra=self._said())
+            self.logger.info(says, self, extra=self.log_fields())
             ignored: Exception = Ignore()
             return ignored
         error = RunAbandoned(self.task.name, self.id, self.name, starts)
-        self.logger.error("%s", error, extra=self._said(reason="abandoned"))
+        self.logger.error("%s", error, extra=self.log_fields(reason="abandoned"))
         using = self.options.using
-        with self._noting("end"):
+        with self.noting("end"):
             task_runs.note_abandoned(self.name, starts, using=using)
-        signals.task_abandoned.send_robust(**self._news(starts=starts))
+        signals.task_abandoned.send_robust(**self.news(starts=starts))
         return error
-
-    def _reporting(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(body)
-        def reporting(*args: Any, **kwargs: Any) -> Any:
-            self._report_start()
-            return body(*args, **kwargs)
-
-        return reporting
-
-    def _end(self, result: Any) -> Any:
-        if self.publish_replacement:
-            raise _Replaced
-        if self._has_retried and (self.lease is None or self._still_has(self.lease)):
-            with self._noting("end"):
-                task_runs.note_retried(self.name, self.marker, using=self.options.using)
-            raise _EndedByRetry(result)
-        return result
-
-    @contextmanager
-    def _judging_end(self) -> Iterator[None]:
-        """Decide what commits the transaction: also a body that has replaced itself."""
-        try:
-            yield
-        except TaskPredicate as end:
-            if self.publish_replacement and isinstance(end, Ignore):
-                return  # Committed; then the replacement is published.
-            # Celery does not call it an error, so nothing else logs it.
-            self.logger.log(
-                logging.INFO if isinstance(end, Retry) else logging.WARNING,
-                "%s ends by %s, so what it wrote to database %r is rolled back",
-                self,
-                type(end).__name__,
-                self.options.atomic,
-                extra=self._said(),
-            )
-            raise
-
-    @property
-    def _goes_on(self) -> bool:
-        return self._has_retried or self.publish_replacement is not None
-
-    @property
-    def _has_retried(self) -> bool:
-        """Whether the body has published its retry, so that it is no success."""
-        return getattr(self.request, "redislock_retried", False)
-
-    def _outcome_of(self, error: BaseException | None) -> RunOutcome:
-        outcome = super()._outcome_of(error)
-        if outcome != "failure":
-            return outcome
-        return next(
-            (one for one, kinds in _NO_FAILURES.items() if isinstance(error, kinds)), outcome
-        )
-
-    @property
-    def _patience(self) -> float:
-        return max(0.0, self._left_of(min(time_limits(self.task))) - TIME_TO_REPORT)
-
-    def _left_of(self, time_limit: float) -> float:
-        """Seconds until Celery's *time_limit*, give or take TIME_TO_REPORT."""
-        # It counts from about when the run began to ask for its lock.
-        return time_limit - (clock.now() - self._asked)
 
     # --- without the lock ---------------------------------------------------------------------
 
-    def _decide(self, found: Busy | Done | Finished) -> Any:
-        """Decide what a run does that found the lock not free.
-
-        Either it is skipped, or it is deferred, or it fails; or an earlier delivery has reported
-        for it. The same as a table: docs/celery.md, "What happens to a run".
-        """
-        if self.baton and not isinstance(found, Busy):
+    def _end_as_over(self, found: Done | Finished) -> Any:
+        """End a run whose work is done, or whose earlier delivery is."""
+        if self.baton:
             self._decline()
         if isinstance(found, Finished):
             return self._end_as_duplicate(found)
-        if isinstance(found, Done):
-            self._retract_call()
-            return super()._decide(found)
+        self._retract_call()
+        return self._end_as_skip(found)
+
+    def _end_as_busy(self, found: Busy) -> Any:
+        """Skip a run that found the lock not free, defer it, or let it fail."""
         if self._is_own(found):
             if found.cooling:
                 return self._end_as_duplicate(Finished(found.ago, found.holder))
@@ -478,26 +472,25 @@ class TaskRun(JobRun):
         # from here on may bring about a retry, by autoretry_for or by a function.
         self._retract_call(takes=policy == "raise" or callable(policy))
         carry(self.request, raised=True)
-        return super()._decide(found)
+        return self._end_as_skip(found)
 
-    @property
-    def _reason(self) -> str:
-        if not (self._is_patient and self._item_of):
-            return ""
-        return f"an item of {self._item_of} cannot go back to the broker"
+    def _end_as_skip(self, found: Refusal) -> Any:
+        remark = ""
+        if self._is_patient and self._item_of:
+            remark = f"an item of {self._item_of} cannot go back to the broker"
+        skipped = self.skip(found, remark)
+        self.tell_skip(skipped)
+        return self.answer(found, skipped, Conflict, task=self.task)
 
-    def _conflict(self, busy: Busy) -> Conflict:
-        return Conflict(**vars(super()._conflict(busy)), task=self.task)
-
-    def _runs_unlocked(self, error: LockUnavailable) -> bool:
+    def _come_back_later(self, error: LockUnavailable) -> None:
+        """Defer a run that cannot know whether its lock is free, if that is wanted."""
         if self.options.on_unavailable == "retry" and (until := self._defer_until()) is not None:
             says = "Deferred %s: %s"
-            self.logger.warning(says, self, error, extra=self._said(reason=error.reason))
+            self.logger.warning(says, self, error, extra=self.log_fields(reason=error.reason))
             carry(self.request, deferred=_deferred_again(self.request))
             raise defer(self.task, self.options.conflict_deadline, until=until)
         if self.options.on_unavailable != "run" and not self._body_has_started:
             carry(self.request, raised=True)
-        return super()._runs_unlocked(error)
 
     @property
     def _is_patient(self) -> bool:
@@ -524,8 +517,8 @@ class TaskRun(JobRun):
             self._retract_call(takes=True)
             raise defer(self.task, REPORTS_WITHIN - ago, started=True)
         self._retract_call()
-        skipped = self._skipped_by(found)
-        self._tell(skipped)
+        skipped = self.skip(found)
+        self.tell_skip(skipped)
         # If nobody can look, there may be no report at all; that is rare, and better than two.
         if is_reported or (reports and not seen):
             raise Ignore
@@ -558,7 +551,7 @@ class TaskRun(JobRun):
         self, why: str, busy: Busy, *, until: float | None = None, started: bool = False
     ) -> Deferred:
         says = "Deferred %s: lock %r is %s, and %s"
-        extra = self._said(lock=busy.name, reason="busy")
+        extra = self.log_fields(lock=busy.name, reason="busy")
         self.logger.info(says, self, busy.name, busy, why, extra=extra)
         turn = None if started else self._turn
         carry(self.request, deferred=_deferred_again(self.request, busy.holding.owner.place))
@@ -610,7 +603,7 @@ class TaskRun(JobRun):
             self._take(last)
         if last is None and takes and self.options.unique_queued == NEWEST:
             says = "%s runs with its own arguments, and not the last call's, if any"
-            self.logger.error(says, self, extra=self._said())
+            self.logger.error(says, self, extra=self.log_fields())
 
     def _take(self, last: bytes) -> None:
         """Run with the arguments of the last call, in place of the first one's.
@@ -641,7 +634,7 @@ class TaskRun(JobRun):
         request.update(shown)
         self.args, self.kwargs = tuple(args), kwargs
         says = "%s runs with the arguments of the last call with its key"
-        self.logger.info(says, self, extra=self._said())
+        self.logger.info(says, self, extra=self.log_fields())
 
     def _requeue_call(self) -> float | None:
         """Go on standing for others. Returns the seconds since the last one was merged into it."""

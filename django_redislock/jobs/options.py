@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # --- skipped: the result of a run that did not happen because of its lock -------------------------
 
-# ``JobRun._skipped_by`` in run.py decides that.
+# ``JobRun.skip`` in run.py makes it.
 
 _REASONS = ("busy", "paused", "cooling", "done", "duplicate")
 _KEYS = {"skipped", "lock", "holder", "by", "ago", "reason", "expires_in"}

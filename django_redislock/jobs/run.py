@@ -1,8 +1,8 @@
 """One run of a job: its body under the lock, or what happens instead.
 
 A job has one run at a time: a function, a management command, a command of a shell, a Celery task.
-All of them run like this; celery/run.py adds what a broker makes possible. Blocking and awaiting
-differ only in how the lock is asked for and released.
+A run is an outcome: it has run, or it found its lock not free, or nobody could say. What becomes of
+that is decided here for functions and commands, and in celery/run.py for tasks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import logging
 import math
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, process, signals, task_runs
-from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.exceptions import LockTimeout, LockUnavailable
 from django_redislock.holder import Activity, current_activity, within
 from django_redislock.humanize import duration
 from django_redislock.jobs.options import DATABASE, Conflict, JobOptions, Skipped
@@ -30,10 +31,8 @@ from django_redislock.rules.names import Written, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from django_redislock.rules.limit import Limit
-    from django_redislock.rules.options import Options
 
     LimitsOf = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Limit, ...]]
     NameOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
@@ -54,6 +53,9 @@ RunOutcome = Literal[
 ]
 
 NO_TRANSACTION = nullcontext()
+
+# A run is over at least so many seconds before a time limit, also if a monitor was not told yet.
+TIME_TO_REPORT = 1.0
 
 # The run whose body this thread, greenlet or asyncio task is in.
 running: ContextVar[JobRun | None] = ContextVar("redislock_run", default=None)
@@ -81,6 +83,22 @@ class Named(NamedTuple):
     limits_of: LimitsOf | None = None  # Makes the limits from them, if it has several.
 
 
+class Ran(NamedTuple):
+    """The outcome of a run whose body was executed."""
+
+    result: Any
+
+
+class Unavailable(NamedTuple):
+    """The outcome of a run that cannot know whether its lock is free."""
+
+    error: LockUnavailable
+
+
+Refusal = Busy | Done | Finished  # What a run found in place of its lock.
+Outcome = Ran | Unavailable | Refusal
+
+
 class _CompletedBefore(Exception):
     """Leaves the transaction before the body: the database has *found* that it is done."""
 
@@ -90,20 +108,29 @@ class _CompletedBefore(Exception):
 
 
 class JobRun:
-    """One run of a job.
+    """One run of a job. Whoever runs it decides by a match what becomes of the outcome.
+
+    It is a context: of its activity, and for those who are told of its end.
 
     Attributes:
         lease: The lease while the body runs; None if it runs without the lock.
+        ending: How it ends, if neither by a success nor a failure nor by a loss.
+        goes_on: Whether the work goes on in another run, although the body has returned.
+        time_limit: Seconds after which somebody else ends it, from when it asks for its lock.
+        aborts_on_lost: Whether the body ends at its next look at a lease that is lost.
     """
 
     logger = logs.logger("django_redislock.jobs")
     marker = NO_DUPLICATES
     lease: Lease | None = None
-    _asked = 0.0  # When it asked for the lock first.
+    ending: RunOutcome | None = None
+    goes_on = False
+    time_limit = math.inf
+    aborts_on_lost = False
+    asked_at = 0.0  # When it asked for a lock first.
+    asked_lock: Lock  # The one that it asked for last.
     _began: float | None = None  # When its body did.
     _begun_in: process.Process | None = None  # Where.
-    baton = ""  # If it is to take up a lease: see lease.py.
-    _lock: Lock | None = None  # The one that was asked last.
     _check_ins: CheckIns | None = None  # Once its body has begun.
 
     def __init__(
@@ -142,11 +169,6 @@ class JobRun:
         """Whether the body was executed, or is."""
         return self._began is not None
 
-    @property
-    def aborts_on_lost(self) -> bool:
-        """Whether the body ends at its next look at a lease that is lost."""
-        return False
-
     @cached_property
     def name(self) -> str:
         """The name of the lock."""
@@ -157,14 +179,16 @@ class JobRun:
         """All limits of a run with several. The first one is its lock, for records."""
         return self.named.limits_of(self.args, self.kwargs) if self.named.limits_of else ()
 
-    def _new_lock(self, how: Options) -> Lock:
+    def lock(self, wait: float | None = None) -> Lock:
+        """A handle on its lock, or on those of its limits; *wait* overrides the option."""
+        how = self.options.lock if wait is None else self.options.lock._replace(wait=wait)
         if self.named.limits_of is None:
             return Lock(self.name, how, self.marker, template=self.template)
         written = zip(self.limits, self.options.limits or (), strict=True)
         templates = {limit.name: Written(of.name) for limit, of in written}
         return JointLock(self.limits, how, self.marker, templates=templates)
 
-    # --- under the lock -----------------------------------------------------------------------
+    # --- for functions and commands -----------------------------------------------------------
 
     def execute(self, body: Callable[..., Any]) -> Any:
         """Execute *body* under the lock, or do what happens instead; return the result.
@@ -178,163 +202,98 @@ class JobRun:
             LockLost: The lease was lost while the body ran, and the body did not raise.
             LockMisuse, StaleFence: See Lock.acquire() and Lease.atomic().
         """
-        was_busy_with = current_activity.set(within(self.activity))
-        try:
-            result = self._execute(body)
-        except BaseException as error:
-            self._tell_end(error)
-            raise
-        else:
-            if self._check_ins is not None or signals.run_ended.receivers:
-                self._tell_end(None)
-            return result
-        finally:
-            current_activity.reset(was_busy_with)
+        with self:
+            match self.attempt(partial(self.run_body, body)):
+                case Ran(result):
+                    return result
+                case Unavailable(error):
+                    self.check_unlocked(error)
+                    return self.run_body(body, None)
+                case found:
+                    skipped = self.skip(found)
+                    self.tell_skip(skipped)
+                    return self.answer(found, skipped)
 
     async def aexecute(self, body: Callable[..., Awaitable[Any]]) -> Any:
         """See execute(); without a transaction, since Django has no asynchronous ones."""
-        was_busy_with = current_activity.set(within(self.activity))
-        try:
-            result = await self._aexecute(body)
-        except GeneratorExit as error:  # Nothing can be awaited any more.
-            if self._check_ins is not None and self._ends_here:
-                self._check_ins.end(self._outcome_of(error), error)
-            raise
-        except BaseException as error:
-            await self._atell_end(error)
-            raise
-        else:
-            await self._atell_end(None)
-            return result
-        finally:
-            with suppress(ValueError):  # The coroutine is closed outside of its task.
-                current_activity.reset(was_busy_with)
+        async with self:
+            match await self._aattempt(body):
+                case Ran(result):
+                    return result
+                case Unavailable(error):
+                    self.check_unlocked(error)
+                    return await self._arun_body(body, None)
+                case found:
+                    skipped = self.skip(found)
+                    with self.noting("skip"):
+                        await task_runs.anote_skip(self.name, **self._noted(skipped))
+                    await signals.task_skipped.asend_robust(**self.news(result=skipped))
+                    answer = self.answer(found, skipped)
+                    return await answer if inspect.isawaitable(answer) else answer
 
-    def _check_in(self) -> None:
-        """Tell the monitors that the body begins."""
-        run = (self.activity.task, self.name, self.activity.task_id)
-        self._check_ins = CheckIns(self.options.monitor, *run)
+    def check_unlocked(self, error: LockUnavailable) -> None:
+        """Let the body run without the lock, since Redis cannot answer; or raise the *error*."""
+        if self.options.on_unavailable != "run":
+            raise error
+        says = "%s runs WITHOUT its lock, as on_unavailable says: %s"
+        self.logger.error(says, self, error, extra=self.log_fields(reason=error.reason))
 
-    def _tell_end(self, error: BaseException | None) -> None:
-        """Tell how the run has ended, after its release; *error* is the exception of execute()."""
-        if not self._ends_here:
-            return
-        try:
-            if signals.run_ended.receivers:
-                signals.run_ended.send_robust(**self._news_of_end(error))
-        finally:
-            if self._check_ins is not None:
-                self._check_ins.end(self._outcome_of(error), error)
-                with suppress(Exception):  # A time limit that comes now does not concern the work.
-                    self._check_ins.wait(self._patience)
+    # --- under the lock -----------------------------------------------------------------------
 
-    async def _atell_end(self, error: BaseException | None) -> None:
-        if not self._ends_here:
-            return
-        try:
-            if signals.run_ended.receivers:
-                await signals.run_ended.asend_robust(**self._news_of_end(error))
-        finally:
-            if self._check_ins is not None:
-                self._check_ins.end(self._outcome_of(error), error)
-                with suppress(Exception):  # Of a monitor that is wrong.
-                    await self._check_ins.await_told()
+    def attempt(
+        self,
+        work: Callable[[Lease], Any],
+        wait: float | None = None,
+        since: float | None = None,
+        take_up: Callable[[ExitStack], Lease | Refusal | None] | None = None,
+    ) -> Outcome:
+        """Ask for the lock, do the *work* under it, and release it; or say what was found instead.
 
-    @property
-    def _ends_here(self) -> bool:
-        """Whether this process is the one in which the body began, not a child forked there."""
-        return self._begun_in is process.this()
-
-    @property
-    def _patience(self) -> float:
-        """How many seconds a run that is over may wait for its monitors."""
-        return math.inf
-
-    def _news_of_end(self, error: BaseException | None) -> dict[str, Any]:
-        assert self._began is not None  # See _ends_here.
-        took = clock.now() - self._began
-        return self._news(lease=self.lease, outcome=self._outcome_of(error), took=took)
-
-    def _outcome_of(self, error: BaseException | None) -> RunOutcome:
-        """The outcome of a body that has begun; *error* is the exception of execute()."""
-        if self.lease is not None and self.lease.lost_reason:
-            return "lost"
-        if error is None:
-            return "success"
-        return "failure" if isinstance(error, Exception) else "interrupted"
-
-    def _execute(self, body: Callable[..., Any]) -> Any:
-        self._asked = clock.now()
+        Args:
+            work: What to do with the lease.
+            wait: Seconds to wait for the lock, if not as the options say.
+            since: When the run first asked, if it asked before.
+            take_up: Asks in another way first. It returns None if that is of no avail.
+        """
+        # Its end releases a lock. It gets a lock before that is asked for, since a soft time limit
+        # may be raised right after the grant. Without a grant, its end does nothing.
         with ExitStack() as locks:
             if self.options.atomic is not None:
                 fencing.check_outermost(self.name, self.options.atomic, of_task=True)
             try:
                 # The database is asked first: a run that is done need not wait for the lock.
-                found = self._completed() if self.options.once == DATABASE else None
-                outcome: Any = found or self._ask_for_lock(locks)
-                if isinstance(outcome, Busy):
-                    outcome = self._ask_again(outcome, locks)
+                outcome: Lease | Refusal | None
+                outcome = self._completed() if self.options.once == DATABASE else None
+                if outcome is None and take_up is not None:
+                    outcome = take_up(locks)
+                if outcome is None:
+                    lock = self.asked_lock = self.lock(wait)
+                    locks.push(lock)
+                    outcome = lock.attempt(since=since)
             except LockUnavailable as error:
-                if not self._runs_unlocked(error):
-                    raise
-                outcome = None
-            if outcome is None:  # Not in the handler above: the error is none of the body's.
-                return self._run_body(body, None)
-            if isinstance(outcome, Lease):
-                try:
-                    return self._run_body(body, outcome)
-                except _CompletedBefore as completed:
-                    self._give_back(outcome)
-                    outcome = completed.found
-            return self._decide(outcome)
-
-    async def _aexecute(self, body: Callable[..., Awaitable[Any]]) -> Any:
-        self._asked = clock.now()
-        async with AsyncExitStack() as locks:
+                return Unavailable(error)
+            if not isinstance(outcome, Lease):
+                return outcome
             try:
-                outcome: Any = await self._aask_for_lock(locks)
+                return Ran(work(outcome))
+            except _CompletedBefore as completed:
+                self.give_back(outcome)
+                return completed.found
+
+    async def _aattempt(self, body: Callable[..., Awaitable[Any]]) -> Outcome:
+        async with AsyncExitStack() as locks:
+            lock = self.lock()
+            locks.push_async_exit(lock)
+            try:
+                outcome = await lock.aattempt()
             except LockUnavailable as error:
-                if not self._runs_unlocked(error):
-                    raise
-                outcome = None
-            if outcome is None or isinstance(outcome, Lease):
-                return await self._arun_body(body, outcome)
-            return await self._adecide(outcome)
-
-    def _ask_again(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
-        """Ask for a busy lock in other ways, if there are any."""
-        return busy
-
-    def _ask_for_lock(
-        self, locks: ExitStack, wait: float | None = None, since: float | None = None
-    ) -> Lease | Busy | Done | Finished:
-        """Ask for the lock.
-
-        Args:
-            locks: Its end releases the lock. It gets the lock before the request, since a soft time
-                limit may be raised right after the grant. Without a grant, its end does nothing.
-            wait: Seconds to wait; None: as on_conflict says.
-            since: When the run first asked, if it asked before.
-        """
-        if self.baton and (outcome := self._take_up(locks)):
+                return Unavailable(error)
+            if isinstance(outcome, Lease):
+                return Ran(await self._arun_body(body, outcome))
             return outcome
-        how = self.options.lock
-        if wait is not None:
-            how = how._replace(wait=wait)
-        lock = self._lock = self._new_lock(how)
-        locks.push(lock)
-        return lock.attempt(since=since)
 
-    async def _aask_for_lock(self, locks: AsyncExitStack) -> Lease | Busy | Done | Finished:
-        lock = self._new_lock(self.options.lock)
-        locks.push_async_exit(lock)
-        return await lock.aattempt()
-
-    def _take_up(self, locks: ExitStack) -> Lease | Busy | Done | Finished | None:
-        """Go on with the lease of its baton; None if that is over. Only messages carry one."""
-        return None
-
-    def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
+    def run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
+        """Execute *body*, with the option atomic in a transaction."""
         self.lease = lease
         before = running.set(self)
         try:
@@ -344,11 +303,11 @@ class JobRun:
                 if self.options.monitor:
                     self._check_in()
                 if signals.run_started.receivers:
-                    signals.run_started.send_robust(**self._news(lease=lease))
+                    signals.run_started.send_robust(**self.news(lease=lease))
                 result = body(*self.args, **self.kwargs)
                 if isinstance(result, UNSTARTED):  # The body of a task, say.
                     raise unstarted(self, result)
-            return self._end(result)
+            return result
         finally:
             running.reset(before)
 
@@ -360,15 +319,16 @@ class JobRun:
             if self.options.monitor:
                 self._check_in()
             if signals.run_started.receivers:
-                await signals.run_started.asend_robust(**self._news(lease=lease))
+                await signals.run_started.asend_robust(**self.news(lease=lease))
             return await body(*self.args, **self.kwargs)
         finally:
-            with suppress(ValueError):  # See aexecute().
+            with suppress(ValueError):  # See __aexit__().
                 running.reset(before)
 
-    def _end(self, result: Any) -> Any:
-        """The body has returned, and its transaction is committed; the lock is still held."""
-        return result
+    def _check_in(self) -> None:
+        """Tell the monitors that the body begins."""
+        run = (self.activity.task, self.name, self.activity.task_id)
+        self._check_ins = CheckIns(self.options.monitor, *run)
 
     # --- a body that is a transaction ---------------------------------------------------------
 
@@ -388,21 +348,11 @@ class JobRun:
             # since. From here on none can be: the fence is claimed.
             if self.options.once == DATABASE and (found := self._completed()):
                 raise _CompletedBefore(found)
-            with self._judging_end():
-                yield
-            if self.options.once == DATABASE and not self._goes_on:
+            yield
+            if self.options.once == DATABASE and not self.goes_on:
                 from django_redislock import completed_runs
 
                 completed_runs.note(lease, database)
-
-    def _judging_end(self) -> AbstractContextManager[None]:
-        """Decide what commits the transaction: here every body that returns, and no other."""
-        return NO_TRANSACTION
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the work goes on in another run, although the body has returned."""
-        return False
 
     def _completed(self) -> Done | Finished | None:
         """The completed run under this lock, if the database has one."""
@@ -415,103 +365,171 @@ class JobRun:
         task_id = self.activity.task_id
         return Finished(run.ago) if task_id and run.task_id == task_id else Done(run.by, run.ago)
 
-    def _give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: Lease) -> None:
         """End the lease of a run whose body was not executed: neither a success nor a failure."""
-        assert self._lock is not None  # The lease is of this lock.
-        self._lock.undo()
-        with self._noting("end"):
+        self.asked_lock.undo()  # The lease is of this lock.
+        with self.noting("end"):
             task_runs.forget_start(self.name, lease, using=self.options.using)
 
     # --- without the lock ---------------------------------------------------------------------
 
-    def _decide(self, found: Busy | Done | Finished) -> Any:
-        """Decide what a run does that found the lock not free."""
-        skipped = self._skipped_by(found)
-        self._tell(skipped)
-        return self._answer(found, skipped)
-
-    async def _adecide(self, found: Busy | Done | Finished) -> Any:
-        skipped = self._skipped_by(found)
-        with self._noting("skip"):
-            why, by = _noted(skipped)
-            await task_runs.anote_skip(self.name, why, by, using=self.options.using)
-        await signals.task_skipped.asend_robust(**self._news(result=skipped))
-        answer = self._answer(found, skipped)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    def _skipped_by(self, found: Busy | Done | Finished) -> Skipped:
+    def skip(self, found: Refusal, remark: str = "") -> Skipped:
         """The skip of this run; it is logged. No other place decides a skip.
 
         Raises:
             LockTimeout: Somebody else has the lock, and on_conflict is "raise".
         """
-        if isinstance(found, Finished):
-            task_id = self.activity.task_id
-            by = found.by or task_id
-            return self._skip("duplicate", f"duplicate, of {task_id}", by=by, ago=found.ago)
-        if isinstance(found, Done):
-            return self._skip("done", f"done, by {found.by}", by=found.by, ago=found.ago)
-        holder, using = found.holder, self.options.using
-        if self.options.on_conflict == "raise":
-            raise LockTimeout(
-                found.name, holder, found.expires_in, found.cooling, using, found.reason
-            )
-        reason = found.reason or self._reason
-        if not reason and found.name != self.name:
-            reason = f"of its limits, {found.name!r} is taken"
-        if found.cooling:
-            left = found.expires_in
-            return self._skip(
-                "cooling", str(found), ago=found.ago, expires_in=left, reason=reason, by=holder
-            )
-        why = "busy" if found.reason is None else "paused"
-        return self._skip(why, str(found), reason=reason, holder=holder)
-
-    @property
-    def _reason(self) -> str:
-        """A remark about a skip, or ""."""
-        return ""
-
-    def _skip(
-        self,
-        why: str,
-        says: str,
-        *,
-        ago: float | None = None,
-        expires_in: float | None = None,
-        reason: str = "",
-        **who: str,
-    ) -> Skipped:
-        """Make the result of a skip, and log it.
-
-        Args:
-            why: The reason, for the result.
-            says: The state of the lock, for the log.
-            ago: For how many seconds it has been so.
-            expires_in: In how many seconds a cooling lock is free.
-            reason: A remark, or "".
-            who: ``holder``, or ``by``: the owner that did the work or held the lock last.
-        """
-        skipped = Skipped(skipped=why, lock=self.name, **who)
-        if reason:
-            skipped["reason"] = reason
+        known: dict[str, Any] = {}
+        says, ago, left = str(found), found.ago, None
+        match found:
+            case Finished(by=by):
+                why, says = "duplicate", f"duplicate, of {self.activity.task_id}"
+                known["by"] = by or self.activity.task_id
+            case Done(by=by):
+                why, says, known["by"] = "done", f"done, by {by}", by
+            case Busy(name=name, cooling=cooling, holder=holder):
+                if self.options.on_conflict == "raise":
+                    left, using = found.expires_in, self.options.using
+                    raise LockTimeout(name, holder, left, cooling, using, found.reason)
+                why = "cooling" if cooling else "busy" if found.reason is None else "paused"
+                known["by" if cooling else "holder"] = holder
+                remark = found.reason or remark
+                if not remark and name != self.name:
+                    remark = f"of its limits, {name!r} is taken"
+                if remark:
+                    known["reason"] = remark
+                ago, left = (ago, found.expires_in) if cooling else (None, None)
         if ago is not None:
-            skipped["ago"] = round(ago, 3)
+            known["ago"] = round(ago, 3)
             says += f", {duration(ago)} ago"
-        if expires_in is not None:
-            skipped["expires_in"] = round(expires_in, 3)
+        if left is not None:
+            known["expires_in"] = round(left, 3)
+        skipped = Skipped(skipped=why, lock=self.name, **known)
         level = logging.INFO if why in EXPECTED_SKIPS else logging.WARNING
-        extra = {**self._said(reason=why), "data": skipped}
+        extra = {**self.log_fields(reason=why), "data": skipped}
         self.logger.log(level, "Skipped %s: lock %r is %s", self, self.name, says, extra=extra)
         return skipped
 
-    def _tell(self, skipped: Skipped) -> None:
+    def tell_skip(self, skipped: Skipped) -> None:
         """Note a skip, and send its signal."""
-        with self._noting("skip"):
-            self._note_skip(skipped)
-        signals.task_skipped.send_robust(**self._news(result=skipped))
+        with self.noting("skip"):
+            task_runs.note_skip(self.name, **self._noted(skipped))
+        signals.task_skipped.send_robust(**self.news(result=skipped))
 
-    def _news(self, **more: Any) -> dict[str, Any]:
+    def _noted(self, skipped: Skipped) -> dict[str, str]:
+        """What the records say of a skip: why, and because of whom."""
+        why = skipped["skipped"]
+        # A duplicate is the same run.
+        by = "" if why == "duplicate" else skipped.get("holder") or skipped.get("by") or ""
+        return {"why": why, "by": by, "using": self.options.using}
+
+    def answer(self, found: Refusal, skipped: Skipped, kind: Any = Conflict, **more: Any) -> Any:
+        """The result of a skipped run: that of on_conflict, if it is a function.
+
+        Args:
+            found: What it found in place of the lock.
+            skipped: The skip.
+            kind: The class of the function's argument.
+            more: What that has besides.
+        """
+        policy = self.options.on_conflict
+        if not isinstance(found, Busy) or not callable(policy):
+            return skipped
+        return policy(
+            kind(
+                job=self.activity.task,
+                args=self.args,
+                kwargs=self.kwargs,
+                lock=self.name,
+                holder=found.holder,
+                expires_in=found.expires_in,
+                cooling=found.cooling,
+                **more,
+            )
+        )
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        self.asked_at = clock.now()
+        self._was_busy_with = current_activity.set(within(self.activity))
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is not None or self._check_ins is not None or signals.run_ended.receivers:
+                self._tell_end(error)
+        finally:
+            current_activity.reset(self._was_busy_with)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if not isinstance(error, GeneratorExit):
+                await self._atell_end(error)
+            elif (
+                self._check_ins is not None and self._ends_here
+            ):  # Nothing can be awaited any more.
+                self._check_ins.end(self._outcome_of(error), error)
+        finally:
+            with suppress(ValueError):  # The coroutine is closed outside of its task.
+                current_activity.reset(self._was_busy_with)
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        """Tell how the run has ended, after its release; *error* has ended it."""
+        if not self._ends_here:
+            return
+        try:
+            if signals.run_ended.receivers:
+                signals.run_ended.send_robust(**self._news_of_end(error))
+        finally:
+            if self._check_ins is not None:
+                self._check_ins.end(self._outcome_of(error), error)
+                with suppress(Exception):  # A time limit that comes now does not concern the work.
+                    left = self.time_left(self.time_limit) - TIME_TO_REPORT
+                    self._check_ins.wait(max(0.0, left))
+
+    async def _atell_end(self, error: BaseException | None) -> None:
+        if not self._ends_here:
+            return
+        try:
+            if signals.run_ended.receivers:
+                await signals.run_ended.asend_robust(**self._news_of_end(error))
+        finally:
+            if self._check_ins is not None:
+                self._check_ins.end(self._outcome_of(error), error)
+                with suppress(Exception):  # Of a monitor that is wrong.
+                    await self._check_ins.await_told()
+
+    @property
+    def _ends_here(self) -> bool:
+        """Whether this process is the one in which the body began, not a child forked there."""
+        return self._begun_in is process.this()
+
+    def time_left(self, time_limit: float) -> float:
+        """Seconds until a *time_limit*, give or take TIME_TO_REPORT."""
+        # It counts from about when the run began to ask for its lock.
+        return time_limit - (clock.now() - self.asked_at)
+
+    def _outcome_of(self, error: BaseException | None) -> RunOutcome:
+        """The outcome of a body that has begun; *error* has ended its run."""
+        if self.lease is not None and self.lease.lost_reason:
+            return "lost"
+        if self.ending is not None:
+            return self.ending
+        if error is None:
+            return "success"
+        return "failure" if isinstance(error, Exception) else "interrupted"
+
+    # --- what others are told -----------------------------------------------------------------
+
+    def _news_of_end(self, error: BaseException | None) -> dict[str, Any]:
+        assert self._began is not None  # See _ends_here.
+        took = clock.now() - self._began
+        return self.news(lease=self.lease, outcome=self._outcome_of(error), took=took)
+
+    def news(self, **more: Any) -> dict[str, Any]:
         """The arguments of each signal about a run."""
         return {
             "sender": self.sender,
@@ -523,70 +541,23 @@ class JobRun:
             **more,
         }
 
-    def _said(self, **more: Any) -> Mapping[str, Any]:
+    def log_fields(self, **more: Any) -> Mapping[str, Any]:
         """The fields of each log record about a run; see logs.FIELDS."""
         activity = self.activity
         known: dict[str, Any] = {"job": activity.task, "task_id": activity.task_id or None}
         if self._began is None:
-            known["waited"] = round(clock.now() - self._asked, 3)
+            known["waited"] = round(clock.now() - self.asked_at, 3)
         known |= {"lock": self.name, "alias": self.options.using, **more}
         return logs.of(self.lease, **known)
 
-    def _answer(self, found: Busy | Done | Finished, skipped: Skipped) -> Any:
-        """The result of a skipped run: that of on_conflict, if it is a function."""
-        policy = self.options.on_conflict
-        if isinstance(found, Busy) and callable(policy):
-            return policy(self._conflict(found))
-        return skipped
-
-    def _conflict(self, busy: Busy) -> Conflict:
-        return Conflict(
-            job=self.activity.task,
-            args=self.args,
-            kwargs=self.kwargs,
-            lock=self.name,
-            holder=busy.holder,
-            expires_in=busy.expires_in,
-            cooling=busy.cooling,
-        )
-
-    def _runs_unlocked(self, error: LockUnavailable) -> bool:
-        """Whether the body is to run without the lock, since Redis cannot answer."""
-        if self.options.on_unavailable != "run":
-            return False
-        says = "%s runs WITHOUT its lock, as on_unavailable says: %s"
-        self.logger.error(says, self, error, extra=self._said(reason=error.reason))
-        return True
-
-    # --- records ------------------------------------------------------------------------------
-
-    def _note_skip(self, skipped: Skipped) -> None:
-        why, by = _noted(skipped)
-        task_runs.note_skip(self.name, why, by, using=self.options.using)
-
-    def _still_has(self, lease: Lease) -> bool:
-        """Whether the run still has its lock at its end. Asks the server if need be."""
-        with self._noting("end"), suppress(LockLost):
-            lease.ensure_held()
-            return True
-        return False
-
     @contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
+    def noting(self, what: str) -> Iterator[None]:
         """Log a record that Redis does not take, and go on."""
         try:
             yield
         except LockUnavailable as error:
-            extra = self._said(reason=error.reason)
+            extra = self.log_fields(reason=error.reason)
             self.logger.warning("The %s of %s is not noted: %s", what, self, error, extra=extra)
-
-
-def _noted(skipped: Skipped) -> tuple[str, str]:
-    """What the records say of a skip: why, and because of whom."""
-    why = skipped["skipped"]
-    # A duplicate is the same run.
-    by = "" if why == "duplicate" else skipped.get("holder") or skipped.get("by") or ""
-    return why, by
 
 
 def run_job(

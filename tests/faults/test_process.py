@@ -528,7 +528,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(limit, loc
 
     draw = current_app.tasks[f"tests.draw-{limit}"]
     places, orphaned = sweep(draw, locks, prepare=draw)  # The first permit is the lock itself.
-    assert {"JobRun._execute", "JobRun._run_body", "Holds._take_over"} <= places
+    assert {"JobRun.attempt", "JobRun.run_body", "Holds._take_over"} <= places
     assert orphaned <= TOO_EARLY
 
 
