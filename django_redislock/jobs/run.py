@@ -465,14 +465,18 @@ class JobRun:
         self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        is_open = not isinstance(error, GeneratorExit)  # Else nothing can be awaited any more.
         try:
-            if not isinstance(error, GeneratorExit):
-                await self._atell_end(error)
-            elif (
-                self._check_ins is not None and self._ends_here
-            ):  # Nothing can be awaited any more.
-                self._check_ins.end(self._outcome_of(error), error)
+            if not self._ends_here:
+                return
+            if is_open and signals.run_ended.receivers:
+                await signals.run_ended.asend_robust(**self._news_of_end(error))
         finally:
+            if self._check_ins is not None and self._ends_here:
+                self._check_ins.end(self._outcome_of(error), error)
+                if is_open:
+                    with suppress(Exception):  # Of a monitor that is wrong.
+                        await self._check_ins.await_told()
             with suppress(ValueError):  # The coroutine is closed outside of its task.
                 current_activity.reset(self._was_busy_with)
 
@@ -489,18 +493,6 @@ class JobRun:
                 with suppress(Exception):  # A time limit that comes now does not concern the work.
                     left = self.time_left(self.time_limit) - TIME_TO_REPORT
                     self._check_ins.wait(max(0.0, left))
-
-    async def _atell_end(self, error: BaseException | None) -> None:
-        if not self._ends_here:
-            return
-        try:
-            if signals.run_ended.receivers:
-                await signals.run_ended.asend_robust(**self._news_of_end(error))
-        finally:
-            if self._check_ins is not None:
-                self._check_ins.end(self._outcome_of(error), error)
-                with suppress(Exception):  # Of a monitor that is wrong.
-                    await self._check_ins.await_told()
 
     @property
     def _ends_here(self) -> bool:
