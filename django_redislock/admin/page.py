@@ -24,7 +24,7 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from django_redislock import conf, held
-from django_redislock.admin import last_hour, markup, panels, timeline
+from django_redislock.admin import last_hour, markup, panels
 from django_redislock.admin.changelist import (
     AliasFilter,
     HeldLockList,
@@ -48,6 +48,16 @@ REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
 REFRESH_SHARE = 0.05
 # After so long without an answer, the rest of many locks of an alias is not tried.
 MOST_SECONDS_UNANSWERED = 10.0
+
+
+def _column(name: str, render: Callable[[LockPage], object]) -> Callable[..., object]:
+    """A column of the list, which can be sorted: see changelist.SORTS."""
+
+    @admin.display(ordering=name, description=name.replace("_", " "))
+    def rendered(self: HeldLockAdmin, page: LockPage) -> object:
+        return render(page)
+
+    return rendered
 
 
 @admin.register(LockPage)
@@ -154,55 +164,17 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         )
         return box.render(helpers.ACTION_CHECKBOX_NAME, _reference(obj.lock))
 
-    @admin.display(ordering="name")
-    def name(self, obj: LockPage) -> SafeString:
-        """The name, with unprintable characters written out."""
-        return markup.name(obj.name)
-
-    @admin.display(ordering="state")
-    def state(self, obj: LockPage) -> SafeString:
-        """Badges."""
-        return markup.state(obj.lock)
-
-    @admin.display(ordering="holder")
-    def holder(self, obj: LockPage) -> SafeString:
-        """The owner's host and pid, and its work."""
-        return markup.holder(obj.lock)
-
-    @admin.display(ordering="held_for")
-    def held_for(self, obj: LockPage) -> SafeString:
-        """Counts on in the browser."""
-        return markup.counting(obj.lock.held_for, "up")
-
-    @admin.display(ordering="expires_in")
-    def expires_in(self, obj: LockPage) -> SafeString:
-        """Counts down in the browser, with a gauge."""
-        return markup.expiry(obj.lock)
-
-    @admin.display(ordering="renewals")
-    def renewals(self, obj: LockPage) -> int:
-        """How often it was renewed."""
-        return obj.lock.renewals
-
-    @admin.display(ordering="waiters")
-    def waiters(self, obj: LockPage) -> SafeString:
-        """How many wait. It stands out if any do."""
-        return markup.waiters(obj.lock.waiters)
-
-    @admin.display(ordering="fence")
-    def fence(self, obj: LockPage) -> str | None:
-        """The fencing token. Readers compare it, so it has no thousands separators."""
-        return None if obj.lock.fence is None else str(obj.lock.fence)
-
-    @admin.display(ordering="alias")
-    def alias(self, obj: LockPage) -> str:
-        """Its alias in REDISLOCK."""
-        return visible(obj.alias)
-
-    @admin.display(ordering="where")
-    def where(self, obj: LockPage) -> str:
-        """Which of several servers keeps it."""
-        return visible(obj.lock.where)
+    name = _column("name", lambda page: markup.name(page.name))
+    state = _column("state", lambda page: markup.state(page.lock))
+    holder = _column("holder", lambda page: markup.holder(page.lock))
+    held_for = _column("held_for", lambda page: markup.counting(page.lock.held_for, "up"))
+    expires_in = _column("expires_in", lambda page: markup.expiry(page.lock))
+    renewals = _column("renewals", lambda page: page.lock.renewals)
+    waiters = _column("waiters", lambda page: markup.waiters(page.lock.waiters))
+    # Readers compare it, so it has no thousands separators.
+    fence = _column("fence", lambda page: page.lock.fence and str(page.lock.fence))
+    alias = _column("alias", lambda page: visible(page.alias))
+    where = _column("where", lambda page: visible(page.lock.where))
 
     # --- one lock -----------------------------------------------------------------------------
 
@@ -516,7 +488,6 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
         "unnamed_waiters": lock.waiters - len(detail.waiters) if lock else 0,
         "past": [markup.past(lease) for lease in detail.past[: -PAST_LINES - 1 : -1]],
         "earlier": max(0, len(detail.past) - PAST_LINES),
-        "timeline": timeline.draw(detail),
     }
 
 

@@ -21,6 +21,7 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import duration, visible
 from django_redislock.jobs.options import Skipped
 from django_redislock.management.terminal import moment
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,18 +41,6 @@ class Listed(NamedTuple):
     total: int  # How many are held in all, selected or not.
     partial: bool  # Whether there may be more.
     problems: dict[str, str]  # By alias: why some or all of its locks are missing.
-
-
-def named(alias: str | None) -> list[str]:
-    """The named alias, or else all.
-
-    Raises:
-        ImproperlyConfigured: There is no such alias, or something about it is wrong.
-    """
-    if alias is None:
-        return conf.aliases()
-    conf.conf(alias)
-    return [alias]
 
 
 @contextmanager
@@ -115,12 +104,35 @@ INTERRUPTED = 130
 
 
 class Console:
-    """Standard output and standard error. With --json, only the document is on the former."""
+    """Standard output and standard error. With --json, only the document is on the former.
 
-    def __init__(self, out: OutputWrapper, err: OutputWrapper, *, json: bool) -> None:
+    Attributes:
+        alias: That of --using; None if it was not given.
+        using: The same, or else the default: of acts on one alias.
+        json: Whether a program reads the answer.
+    """
+
+    def __init__(
+        self, out: OutputWrapper, err: OutputWrapper, *, alias: str | None, json: bool
+    ) -> None:
         self.out = out
         self.err = err
+        self.alias = alias
+        self.using = alias or DEFAULT_ALIAS
+        self.json = json
         self.for_humans = err if json else out
+
+    @property
+    def aliases(self) -> list[str]:
+        """The alias that was given, or else all.
+
+        Raises:
+            ImproperlyConfigured: There is no such alias, or something about it is wrong.
+        """
+        if self.alias is None:
+            return conf.aliases()
+        conf.conf(self.alias)
+        return [self.alias]
 
     @property
     def columns(self) -> int | None:
@@ -132,16 +144,19 @@ class Console:
         for line in lines:
             self.out.write(line, str)
 
-    def print_json(self, value: Any, *, known: bool = True) -> None:
-        """Print the document that programs read.
+    def answer(self, document: Any, lines: Iterable[str], *, known: bool = True) -> None:
+        """Print the document that programs read, or the lines that humans do.
 
         Args:
-            value: The document.
-            known: Whether anything is known. If not, since a server is silent, nothing is printed:
-                an empty document would say that there is nothing.
+            document: With --json.
+            lines: Without.
+            known: Whether anything is known. If not, since a server is silent, no document is
+                printed: an empty one would say that there is nothing.
         """
-        if known:
-            self.out.write(json.dumps(value, indent=2))
+        if not self.json:
+            self.print(lines)
+        elif known:
+            self.out.write(json.dumps(document, indent=2))
 
     def confirm(
         self,

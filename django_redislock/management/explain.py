@@ -16,11 +16,10 @@ from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.jobs.options import is_skip
-from django_redislock.management.console import FOUND, USAGE, finish, named, noting
+from django_redislock.management.console import FOUND, USAGE, finish, noting
 from django_redislock.management.terminal import local_time, pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.rules.names import Permit, meant_by
-from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
@@ -56,22 +55,19 @@ class Known(NamedTuple):
     problems: dict[str, str]  # By alias: why it did not answer, or not in full.
 
 
-def explain(
-    console: Console, *, what: str, job: bool, alias: str | None, json: bool, **options: Any
-) -> None:
+def explain(console: Console, *, what: str, job: bool, **options: Any) -> None:
     """Say what is known of a lock, of a job, or of a task's call."""
     if not what:
         raise CommandError("Name a lock, a job, or the id of a task.", returncode=USAGE)
     known = Known([], [], {})
-    using = alias or DEFAULT_ALIAS
-    asked = [using]
+    asked = console.aliases
     if job:
-        asked = named(alias)
         _add_job(known, what, asked)
     else:
-        _add_name(known, what, using, named(alias))
-        if not known.facts:
-            asked = named(alias)
+        _add_name(known, what, console.using, asked)
+        if known.facts:
+            asked = [console.using]
+        else:
             _add_task(known, what, asked)
     unrecorded: list[str] = []
     for one in asked:
@@ -80,35 +76,37 @@ def explain(
                 unrecorded.append(one)
                 known.notes.append(says)
     facts = sorted(known.facts, key=lambda fact: fact.at)
-    if json:
-        found = [
-            {
-                "at": round(fact.at, 3),
-                "lock": fact.lock or None,
-                "task_id": fact.owner.task_id or None,
-                "says": fact.says,
-            }
-            for fact in facts
-        ]
-        document = {"about": what, "facts": found, "notes": known.notes}
-        console.print_json(document, known=bool(found) or not known.problems)
-    elif facts:
-        several = any(fact.lock != what for fact in facts)
-        for fact in facts:
-            lock = f"{pasteable(fact.lock)}: " if several and fact.lock else ""
-            console.print([f"{_time(fact.at)}  {lock}{visible(fact.says)}"])
-        kept = min(
-            (conf(one).records_for for one in asked if one not in {*known.problems, *unrecorded}),
-            default=0,
-        )
-        says = f"No more is known. Records are kept for {duration(kept)}." * bool(kept)
-        console.print([*map(visible, known.notes), *filter(None, [says])])
+    found = [
+        {
+            "at": round(fact.at, 3),
+            "lock": fact.lock or None,
+            "task_id": fact.owner.task_id or None,
+            "says": fact.says,
+        }
+        for fact in facts
+    ]
+    document = {"about": what, "facts": found, "notes": known.notes}
+    recorded = [one for one in asked if one not in {*known.problems, *unrecorded}]
+    lines = _lines(what, facts, known, recorded) if facts else ()
+    console.answer(document, lines, known=bool(found) or not known.problems)
     if not facts and not known.problems:
-        notes = [] if json else map(visible, known.notes)
+        notes = [] if console.json else map(visible, known.notes)
         raise CommandError(
             " ".join([f"Nothing is known of {pasteable(what)}.", *notes]), returncode=FOUND
         )
     finish(known.problems.values())
+
+
+def _lines(
+    what: str, facts: Sequence[Fact], known: Known, recorded: Sequence[str]
+) -> Iterator[str]:
+    several = any(fact.lock != what for fact in facts)
+    for fact in facts:
+        lock = f"{pasteable(fact.lock)}: " if several and fact.lock else ""
+        yield f"{_time(fact.at)}  {lock}{visible(fact.says)}"
+    yield from map(visible, known.notes)
+    if kept := min((conf(one).records_for for one in recorded), default=0):
+        yield f"No more is known. Records are kept for {duration(kept)}."
 
 
 def _add_job(known: Known, job: str, asked: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from django.core.management.base import CommandError
 
 from django_redislock import conf, doctor, held, task_runs
 from django_redislock.humanize import visible
-from django_redislock.management.console import USAGE, finish, named
+from django_redislock.management.console import USAGE, finish
 from django_redislock.rules.names import Permit
 
 if TYPE_CHECKING:
@@ -111,18 +111,9 @@ _VARIABLE = re.compile(
 )
 
 
-def show(
-    console: Console,
-    *,
-    alias: str | None,
-    limit: int,
-    output: str,
-    no_doctor: bool,
-    json: bool,
-    **_: Any,
-) -> None:
+def show(console: Console, *, limit: int, output: str, no_doctor: bool, **options: Any) -> None:
     """Print the metrics, or write them to a file. A silent alias does not hide the others."""
-    if json:
+    if console.json:
         raise CommandError(
             "metrics has the text format of Prometheus only; list, runs and doctor have --json.",
             returncode=USAGE,
@@ -130,7 +121,7 @@ def show(
     problems: list[str] = []
     notes: list[str] = []
     samples = [Sample("redislock_metrics_timestamp_seconds", time.time(), {})]
-    for using in named(alias):
+    for using in console.aliases:
         looked = _look(using, limit, with_doctor=not no_doctor)
         problems += looked.problems
         samples += looked.samples
@@ -195,12 +186,10 @@ class _OfName(NamedTuple):
     waiters: int = 0
     held_for: float = 0.0
 
-    def with_(self, other: _OfName) -> _OfName:
-        return _OfName(
-            max(self.wait, other.wait),
-            self.waiters + other.waiters,
-            max(self.held_for, other.held_for),
-        )
+    def __or__(self, other: _OfName) -> _OfName:
+        """Both as one."""
+        waiters = self.waiters + other.waiters
+        return _OfName(max(self.wait, other.wait), waiters, max(self.held_for, other.held_for))
 
 
 def _locks(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
@@ -242,7 +231,7 @@ def _by_name(using: str, locks: held.HeldLocks) -> dict[str, _OfName]:
             (lock.held_for or 0.0) if is_work else 0.0,
         )
         label = pattern(name)
-        found[label] = found.get(label, _OfName()).with_(one)
+        found[label] = found.get(label, _OfName()) | one
     return found
 
 
@@ -251,7 +240,7 @@ def _bounded(found: dict[str, _OfName], limit: int) -> dict[str, _OfName]:
     by_rank = sorted(found.items(), key=lambda item: item[1], reverse=True)
     bounded = dict(by_rank[:limit])
     for _, other in by_rank[limit:]:
-        bounded[OTHER] = bounded.get(OTHER, _OfName()).with_(other)
+        bounded[OTHER] = bounded.get(OTHER, _OfName()) | other
     return bounded
 
 

@@ -15,14 +15,14 @@ from django_redislock import conf, fencing
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.fences import missing_table
 from django_redislock.humanize import counted, duration, visible
-from django_redislock.management import console, terminal
+from django_redislock.management import terminal
 from django_redislock.management.console import FOUND, UNAVAILABLE, USAGE, operator
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.transactions import is_by_hand
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from datetime import datetime
 
     from django_redislock.completed_runs import CompletedRuns
@@ -32,16 +32,14 @@ if TYPE_CHECKING:
 def show(
     console: Console,
     *,
-    alias: str | None,
     database: str,
     older_than: float | None,
     search: str,
     limit: int,
-    json: bool,
     **options: Any,
 ) -> None:
     """List the completed runs, the latest first."""
-    rows = _rows(alias, database)
+    rows = _rows(console, database)
     if older_than is not None:
         rows = rows.filter(completed_at__lt=_ago(older_than))
     if search:
@@ -49,14 +47,12 @@ def show(
     with _reporting_errors(database):
         found = list(rows.order_by("-completed_at", "-pk")[: limit + 1])
     shown = found[:limit]
-    if json:
-        console.print_json([run.as_dict() for run in shown])
-    elif shown:
-        several = alias is None and len(conf.aliases()) > 1
-        console.print(terminal.completed(shown, console.columns, with_alias=several))
-    else:
-        such = " such" if search or older_than is not None else ""
-        console.out.write(f"Database {database!r} has no{such} completed run.")
+    such = " such" if search or older_than is not None else ""
+    lines: Iterable[str] = [f"Database {database!r} has no{such} completed run."]
+    if shown:
+        several = console.alias is None and len(conf.aliases()) > 1
+        lines = terminal.completed(shown, console.columns, with_alias=several)
+    console.answer([run.as_dict() for run in shown], lines)
     if len(found) > limit:
         console.err.write("These are not all of them; see --limit.")
 
@@ -65,19 +61,17 @@ def forget(
     console: Console,
     *,
     names: list[str],
-    alias: str | None,
     database: str,
     older_than: float | None,
     yes: bool,
     dry_run: bool,
     reason: str,
-    json: bool,
     **options: Any,
 ) -> None:
     """Delete the rows of these names, or all rows that are so old."""
     if bool(names) == (older_than is not None):
         raise CommandError("Say which runs: NAME..., or --older-than TIME.", returncode=USAGE)
-    rows = _rows(alias, database)
+    rows = _rows(console, database)
     confirm = partial(console.confirm, yes=yes or dry_run, done="forgotten")
     log = {"by": operator(), "reason": reason}
     forgotten = 0
@@ -101,12 +95,8 @@ def forget(
                 confirm(f"Forget {counted(total, 'completed run')}?", table=table)
             if total and not dry_run:
                 forgotten = rows.filter(pk__in=[run.pk for run in runs]).forget(**log)
-    if json:
-        console.print_json({"forgotten": forgotten})
-    elif dry_run:
-        console.out.write(f"Would forget {counted(total, 'completed run')}.")
-    else:
-        console.out.write(f"Forgot {counted(forgotten, 'completed run')}.")
+    would, number = ("Would forget", total) if dry_run else ("Forgot", forgotten)
+    console.answer({"forgotten": forgotten}, [f"{would} {counted(number, 'completed run')}."])
     if unknown:
         raise CommandError(
             "\n".join(
@@ -117,14 +107,14 @@ def forget(
         )
 
 
-def _rows(alias: str | None, database: str) -> CompletedRuns:
-    """The rows of the named alias, or else of all."""
+def _rows(console: Console, database: str) -> CompletedRuns:
+    """The rows of the alias that was given, or else of all."""
     try:
         fencing.check_database(database, "--database")
     except ValueError as error:
         raise CommandError(str(error), returncode=USAGE) from None
     rows = CompletedRun.objects.using(database)
-    return rows if alias is None else rows.filter(alias__in=console.named(alias))
+    return rows if console.alias is None else rows.filter(alias__in=console.aliases)
 
 
 def _ago(seconds: float) -> datetime:

@@ -15,7 +15,6 @@ from django_redislock.management.console import FOUND, USAGE, operator
 from django_redislock.management.single_instance import release_on_sigterm
 from django_redislock.management.terminal import local_time, pasteable
 from django_redislock.rules.names import meant_by
-from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from django_redislock.management.console import Console
@@ -25,14 +24,12 @@ def pause(
     console: Console,
     *,
     name: str,
-    alias: str | None,
     lasts: float,
     reason: str,
-    json: bool,
     **options: Any,
 ) -> None:
     """Pause a lock, with all its permits."""
-    using = alias or DEFAULT_ALIAS
+    using = console.using
     if whole := _has_permit(name, using):
         raise CommandError(
             f"{pasteable(name)} is a permit. A pause has all permits: pause {pasteable(whole)}.",
@@ -45,26 +42,28 @@ def pause(
         says = f"{pasteable(name)} is paused already {_until(error.expires_in)}, by {who}."
         raise CommandError(visible(says), returncode=FOUND) from error
     others = held.detail(name, permit=1, using=using).others
-    if json:
-        under_way = [lock.name for lock in others]
-        console.print_json([{"name": name, "alias": using, "begun": begun, "others": under_way}])
-        return
-    says = f"{pasteable(name)}, {_until(lasts)}"
+    says = f"{'Paused' if begun else 'Pending'}: {pasteable(name)}, {_until(lasts)}"
     if not begun:
         says = f"{says}; the pause begins when the lease in its way is over"
-    console.out.write(f"{'Paused' if begun else 'Pending'}: {says}.", str)
-    for lock in others:
-        console.out.write(visible(f"{pasteable(lock.name)} ends as it would: {lock.holder}."), str)
+    under_way = [lock.name for lock in others]
+    console.answer(
+        [{"name": name, "alias": using, "begun": begun, "others": under_way}],
+        [
+            f"{says}.",
+            *(
+                visible(f"{pasteable(lock.name)} ends as it would: {lock.holder}.")
+                for lock in others
+            ),
+        ],
+    )
 
 
-def resume(console: Console, *, name: str, alias: str | None, json: bool, **options: Any) -> None:
+def resume(console: Console, *, name: str, **options: Any) -> None:
     """End the pause of a lock."""
-    using = alias or DEFAULT_ALIAS
+    using = console.using
     ended = held.resume(name, using=using, by=operator())
-    if json:
-        console.print_json([{"name": name, "alias": using, "ended": ended}])
-    elif ended:
-        console.out.write(f"Resumed: {pasteable(name)}.", str)
+    says = [f"Resumed: {pasteable(name)}."] if ended else []
+    console.answer([{"name": name, "alias": using, "ended": ended}], says)
     if not ended:
         lock = held.get(name, using=using)
         newer = lock is not None and lock.newer_format is not None and lock.note

@@ -18,27 +18,27 @@ from django_redislock.management.console import (
     USAGE,
     beginnings,
     finish,
-    named,
     noting,
     of_each,
 )
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
-from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.stored import as_kept
 from django_redislock.task_runs import MOST_NAMES, unrecorded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django_redislock.management.console import Console
     from django_redislock.monitors import Ping
 
 
-def show(console: Console, *, alias: str | None, ping: Ping | None, **options: Any) -> None:
+def show(console: Console, *, ping: Ping | None, **options: Any) -> None:
     """Show the records of these locks, of all chosen ones, of a job, or of all."""
     try:
-        _show(console, alias=alias, ping=ping, **options)
+        _show(console, ping=ping, **options)
     except (LockUnavailable, ImproperlyConfigured) as error:
-        problem = held.problem(error, alias or DEFAULT_ALIAS)
+        problem = held.problem(error, console.using)
         if ping and (untold := _tell(ping, [problem])):
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
             raise CommandError(f"{problem}\n{untold}", returncode=status) from error
@@ -49,14 +49,12 @@ def _show(
     console: Console,
     *,
     names: list[str],
-    alias: str | None,
     task: str,
     prefix: str,
     job: str,
     no_success_for: float | None,
     fail: bool,
     ping: Ping | None,
-    json: bool,
     **options: Any,
 ) -> None:
     if (fail or ping) and no_success_for is None:
@@ -70,11 +68,11 @@ def _show(
             "--job goes with neither NAME nor --task nor --prefix.", returncode=USAGE
         )
     chosen = f"--job {pasteable(job)}" if job else chosen
-    asked = [alias or DEFAULT_ALIAS] if names else named(alias)
+    asked = [console.using] if names else console.aliases
     without = _unrecorded(asked)
     if no_success_for is not None:
         _check_known(no_success_for, asked, without)
-    known, problems, partial = _records(names, alias, task, prefix, job)
+    known, problems, partial = _records(names, asked, task, prefix, job)
     found = known
     if no_success_for is not None:
         known = [_with_success_of(task, one) for one in known]
@@ -88,35 +86,33 @@ def _show(
     complaint = ""
     if fail or ping:
         complaint = _complaint(known, found, problems, chosen, no_success_for, of_job=bool(job))
-    lines = [*problems.values()]
+    wrong = [*problems.values()]
     # Before anything is printed: that may fail.
-    untold = _tell(ping, [*lines, *filter(None, [complaint])]) if ping else ""
-    if json:
-        console.print_json(
-            [
-                {
-                    **one.as_dict(),
-                    "note": notes.get(one.name) or None,
-                    "similar": similar.get(one.name, []),
-                }
-                for one in found
-            ],
-            known=bool(found) or not problems,
-        )
-    elif found:
-        several = not names and len(named(alias)) > 1
-        console.print(terminal.runs(found, console.columns, notes, similar, with_alias=several))
+    untold = _tell(ping, [*wrong, *filter(None, [complaint])]) if ping else ""
+    lines: Iterable[str] = ()
+    if found:
+        several = len(asked) > 1
+        lines = terminal.runs(found, console.columns, notes, similar, with_alias=several)
     elif known:
-        console.print([_good_news(known, no_success_for, chosen=bool(chosen), of_job=bool(job))])
+        lines = [_good_news(known, no_success_for, chosen=bool(chosen), of_job=bool(job))]
     elif not problems and len(without) < len(asked):
-        console.print([f"No run is known of {chosen}." if chosen else "No run of a task is known."])
-    if not json and (not known or any(not one.last_success for one in found)):
+        lines = [f"No run is known of {chosen}." if chosen else "No run of a task is known."]
+    document = [
+        {
+            **one.as_dict(),
+            "note": notes.get(one.name) or None,
+            "similar": similar.get(one.name, []),
+        }
+        for one in found
+    ]
+    console.answer(document, lines, known=bool(found) or not problems)
+    if not console.json and (not known or any(not one.last_success for one in found)):
         answering = [one for one in asked if one not in problems]
         console.print(terminal.beginnings(beginnings(answering)))
     console.err.write("\n".join(without), ending="\n" * bool(without))
     if partial:
         console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
-    _finish(lines, complaint * fail, untold)
+    _finish(wrong, complaint * fail, untold)
 
 
 def _finish(problems: list[str], complaint: str, untold: str) -> None:
@@ -157,21 +153,21 @@ def _tell(ping: Ping, wrong: list[str]) -> str:
 
 
 def _records(
-    names: list[str], alias: str | None, task: str, prefix: str, job: str
+    names: list[str], asked: list[str], task: str, prefix: str, job: str
 ) -> tuple[list[held.Record], dict[str, str], bool]:
     """The records of these locks, of a job, or of all chosen ones.
 
     Also the problems by alias, and whether there are more records.
     """
     if names:
-        using = alias or DEFAULT_ALIAS
+        (using,) = asked
         found = [
             held.record(name, using=using) or held.Record(name=name, alias=using)
             for name in dict.fromkeys(map(check_name, names))
         ]
         return found, {}, False
     answers, problems = of_each(
-        named(alias),
+        asked,
         lambda using: held.records(using=using, limit=MOST_NAMES, task=job or task, prefix=prefix),
     )
     if job:

@@ -5,12 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from django_redislock.admin import last_hour
-from django_redislock.held import Detail, Record, Waiter
+from django_redislock.held import Detail, PastLease, Record, Waiter
 from django_redislock.rules.stored import Owner
-from tests.operations.test_timeline import NOW, past
 
+NOW = 1_000_000.0
 EMPTY = Detail(name="lottery", alias="default", lock=None, waiters=[], past=[], server_time=NOW)
 MOST = 40
+
+
+def past(since, until, host="web-1", ended="done"):
+    """A lease, in seconds before now."""
+    return PastLease(
+        id=f"{since}",
+        owner=Owner(host=host, pid=1),
+        fence=1,
+        since=NOW - since,
+        until=None if until is None else NOW - until,
+        ended=ended,
+    )
 
 
 def said(hour):

@@ -26,7 +26,6 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, visible
 from django_redislock.management import (
     arguments,
-    console,
     explain,
     metrics,
     once,
@@ -43,16 +42,20 @@ from django_redislock.management.console import (
     UNAVAILABLE,
     USAGE,
     Console,
+    beginnings,
     finish,
+    listed,
     logging_afterwards,
+    noting,
     operator,
 )
 from django_redislock.management.live_view import LiveView
 from django_redislock.management.terminal import pasteable
-from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
+
+    from django.core.management.color import Style
 
 SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
@@ -110,276 +113,255 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, act: str, **options: Any) -> None:
         """Do one act; errors become exit statuses."""
-        self.console = Console(self.stdout, self.stderr, json=options["json"])
+        console = Console(self.stdout, self.stderr, alias=options["alias"], json=options["json"])
         try:
             with logging_afterwards(held.audit):
-                getattr(self, f"_{act}")(**options)
+                ACTS[act](console, style=self.style, **options)
         except held.PROBLEMS as error:
-            problem = held.problem(error, options["alias"] or DEFAULT_ALIAS)
+            problem = held.problem(error, console.using)
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
             raise CommandError(problem, returncode=status) from error
 
-    # --- acts -----------------------------------------------------------------------------------
 
-    def _list(self, alias: str | None, limit: int, fail: bool, **options: Any) -> None:
-        using = console.named(alias)
-        found = console.listed(using, limit, arguments.selection(options))
-        if options["json"]:
-            locks = [lock.as_dict() for lock in found.locks]
-            self.console.print_json(locks, known=bool(locks) or not found.problems)
-        elif found.locks:
-            several = len(using) > 1
-            columns = self.console.columns
-            self.console.print(terminal.locks(found.locks, columns, with_alias=several))
-        elif not found.problems:
-            self.stdout.write(_none_of(found.total, options, partial=found.partial))
-        if options["json"] and found.total and not found.locks:
-            self.stderr.write(_none_of(found.total, options, partial=found.partial))
-        elif found.partial:
-            self.stderr.write("These are not all of them; see --limit.")
-        complaint = f"{counted(len(found.locks), 'lock')} found." if fail and found.locks else ""
-        finish(found.problems.values(), complaint)
+# --- acts -----------------------------------------------------------------------------------------
 
-    def _show(self, name: str, permit: int | None, alias: str | None, **options: Any) -> None:
-        detail = held.detail(name, permit=permit, using=alias or DEFAULT_ALIAS)
-        record = held.record_of(detail)
-        unknown = held.unknown(detail, record)
-        similar = held.similar(detail.name, using=detail.alias) if unknown else []
-        if options["json"]:
-            self._show_json(detail, record, similar, known=not unknown)
-        else:
-            if not unknown:
-                self.console.print(terminal.detail(detail, record, self.console.columns))
-            if not (detail.past and (record is None or record.last_success)):
-                self.console.print(terminal.beginnings(console.beginnings([detail.alias])))
-        if unknown:
-            says = f"{pasteable(detail.name)}: {unknown} {terminal.meant(similar)}".rstrip()
-            raise CommandError(says, returncode=FOUND)
 
-    def _show_json(
-        self,
-        detail: held.Detail,
-        record: held.Record | None,
-        similar: Sequence[str],
-        *,
-        known: bool,
-    ) -> None:
-        free = {"name": detail.name, "alias": detail.alias, "state": "free"}
-        taken, ends = detail.moments
-        times = {"taken_at": _rounded(taken), "expires_at": _rounded(ends)}
-        self.console.print_json(
-            {
-                **({**detail.lock.as_dict(), **times} if detail.lock else free),
-                "others": [lock.as_dict() for lock in detail.others],
-                "waiting": [
-                    {**one.as_dict(), "queued_at": _rounded(detail.server_time - one.waiting_for)}
-                    for one in detail.waiters
-                ],
-                "past": [lease.as_dict() for lease in detail.past],
-                "runs": record and record.as_dict(),
-                "known": known,
-                "similar": similar,
-            }
+def _list(console: Console, *, limit: int, fail: bool = False, **options: Any) -> None:
+    using = console.aliases
+    found = listed(using, limit, arguments.selection(options))
+    lines: Iterable[str] = ()
+    if found.locks:
+        lines = terminal.locks(found.locks, console.columns, with_alias=len(using) > 1)
+    elif not found.problems:
+        lines = [_none_of(found.total, options, partial=found.partial)]
+    locks = [lock.as_dict() for lock in found.locks]
+    console.answer(locks, lines, known=bool(locks) or not found.problems)
+    if console.json and found.total and not found.locks:
+        console.err.write(_none_of(found.total, options, partial=found.partial))
+    elif found.partial:
+        console.err.write("These are not all of them; see --limit.")
+    complaint = f"{counted(len(found.locks), 'lock')} found." if fail and found.locks else ""
+    finish(found.problems.values(), complaint)
+
+
+def _show(console: Console, *, name: str, permit: int | None, **options: Any) -> None:
+    detail = held.detail(name, permit=permit, using=console.using)
+    record = held.record_of(detail)
+    unknown = held.unknown(detail, record)
+    similar = held.similar(detail.name, using=detail.alias) if unknown else []
+    lines: list[str] = []
+    if not unknown:
+        lines += terminal.detail(detail, record, console.columns)
+    if not (console.json or (detail.past and (record is None or record.last_success))):
+        lines += terminal.beginnings(beginnings([detail.alias]))
+    free = {"name": detail.name, "alias": detail.alias, "state": "free"}
+    taken, ends = detail.moments
+    times = {"taken_at": _rounded(taken), "expires_at": _rounded(ends)}
+    document = {
+        **({**detail.lock.as_dict(), **times} if detail.lock else free),
+        "others": [lock.as_dict() for lock in detail.others],
+        "waiting": [
+            {**one.as_dict(), "queued_at": _rounded(detail.server_time - one.waiting_for)}
+            for one in detail.waiters
+        ],
+        "past": [lease.as_dict() for lease in detail.past],
+        "runs": record and record.as_dict(),
+        "known": not unknown,
+        "similar": similar,
+    }
+    console.answer(document, lines)
+    if unknown:
+        says = f"{pasteable(detail.name)}: {unknown} {terminal.meant(similar)}".rstrip()
+        raise CommandError(says, returncode=FOUND)
+
+
+def _run(console: Console, **options: Any) -> None:
+    if status := run.run(console, **options):
+        sys.exit(status)
+
+
+def _release(
+    console: Console, *, names: list[str], lease: str | None, yes: bool, reason: str, **options: Any
+) -> None:
+    if lease is None and not names:
+        raise CommandError("Say which locks: NAME..., or --id LEASE.", returncode=USAGE)
+    if lease is not None and len(names) > 1:
+        raise CommandError("--id goes with one NAME, or with none.", returncode=USAGE)
+    using = console.using
+    if lease is not None and not names:
+        found = _with_id(lease, console.aliases)
+        leases, using = [(found.name, lease)], found.alias
+    elif lease is not None:
+        leases = [(names[0], lease)]
+    else:
+        names = list(dict.fromkeys(names))
+        looked = [held.get(name, using=using) for name in names]
+        if locks := [lock for lock in looked if lock]:
+            _confirm(console, locks, yes=yes)
+        # The leases that were shown. A name that nobody holds is reported below.
+        leases = [(n, lock.id if lock else "") for n, lock in zip(names, looked, strict=True)]
+    released = _force_release(leases, using, reason)
+    document = [
+        {"name": name, "alias": using, "id": lease or None, "released": done}
+        for (name, lease), done in zip(leases, released, strict=True)
+    ]
+    says = [f"Released {counted(sum(released), 'lock')}."] if any(released) else []
+    console.answer(document, says)
+    left = [name for (name, _), done in zip(leases, released, strict=True) if not done]
+    if left:
+        raise CommandError(
+            "\n".join(
+                f"{pasteable(name)} was not released. {_why_not_released(name, using)}"
+                for name in left
+            ),
+            returncode=FOUND,
         )
 
-    def _runs(self, **options: Any) -> None:
-        runs.show(self.console, **options)
 
-    def _explain(self, **options: Any) -> None:
-        explain.explain(self.console, **options)
+def _clean(
+    console: Console,
+    *,
+    every: bool,
+    dead_here: bool,
+    queued_calls: bool,
+    dry_run: bool,
+    yes: bool,
+    reason: str,
+    **options: Any,
+) -> None:
+    only = arguments.selection(options)
+    if queued_calls:
+        others = every or dead_here
+        queued.forget(console, only=only, others=others, dry_run=dry_run, reason=reason)
+        return
+    chosen = dead_here or only != held.Selection()
+    if every and chosen:
+        raise CommandError(
+            "--all means every lock; leave it out to end only those that the other options choose.",
+            returncode=USAGE,
+        )
+    if not (every or chosen):
+        raise CommandError(
+            "Say which locks: --host, --task, --prefix, --older-than, --dead-here, or else --all;"
+            " or --queued.",
+            returncode=USAGE,
+        )
+    using = console.using
+    locks = [lock for lock in held.every(using=using, only=only) if lock.gone or not dead_here]
+    if locks:
+        _confirm(console, locks, yes=yes or dry_run)
+    else:
+        total = held.list(using=using, limit=0).total
+        console.for_humans.write(_none_of(total, {**options, "dead_here": dead_here}), str)
+    released = [False] * len(locks)
+    if not dry_run:
+        released = _force_release([(lock.name, lock.id) for lock in locks], using, reason)
+    says = []
+    if locks and dry_run:
+        says = [f"Would release {counted(len(locks), 'lock')}."]
+    elif locks:
+        over = len(released) - sum(released)
+        meanwhile = f" {over} had ended before." if over else ""
+        says = [f"Released {counted(sum(released), 'lock')}.{meanwhile}"]
+    outcomes = zip(locks, released, strict=True)
+    console.answer([{**lock.as_dict(), "released": done} for lock, done in outcomes], says)
 
-    def _run(self, **options: Any) -> None:
-        if status := run.run(self.console, **options):
-            sys.exit(status)
 
-    def _release(
-        self, names: list[str], lease: str | None, alias: str | None, yes: bool, **options: Any
-    ) -> None:
-        if lease is None and not names:
-            raise CommandError("Say which locks: NAME..., or --id LEASE.", returncode=USAGE)
-        if lease is not None and len(names) > 1:
-            raise CommandError("--id goes with one NAME, or with none.", returncode=USAGE)
-        using = alias or DEFAULT_ALIAS
-        if lease is not None and not names:
-            found = _with_id(lease, alias)
-            leases, using = [(found.name, lease)], found.alias
-        elif lease is not None:
-            leases = [(names[0], lease)]
-        else:
-            names = list(dict.fromkeys(names))
-            looked = [held.get(name, using=using) for name in names]
-            if locks := [lock for lock in looked if lock]:
-                self._confirm(locks, yes=yes)
-            # The leases that were shown. A name that nobody holds is reported below.
-            leases = [(n, lock.id if lock else "") for n, lock in zip(names, looked, strict=True)]
-        released = self._force_release(leases, using, options["reason"])
-        outcomes = list(zip(leases, released, strict=True))
-        if options["json"]:
-            self.console.print_json(
-                [
-                    {"name": name, "alias": using, "id": lease or None, "released": done}
-                    for (name, lease), done in outcomes
-                ]
-            )
-        elif any(released):
-            self.stdout.write(f"Released {counted(sum(released), 'lock')}.")
-        left = [name for (name, _), done in outcomes if not done]
-        if left:
-            raise CommandError(
-                "\n".join(
-                    f"{pasteable(name)} was not released. {_why_not_released(name, using)}"
-                    for name in left
-                ),
-                returncode=FOUND,
-            )
+def _doctor(console: Console, *, style: Style, **options: Any) -> None:
+    styles = {"ok": style.SUCCESS, "warn": style.WARNING, "fail": style.ERROR}
+    printed = []
+    examined: list[tuple[str, str | None, Iterator[doctor.Finding]]] = [
+        (f"REDISLOCK[{using!r}]", using, doctor.examine(using)) for using in console.aliases
+    ]
+    if console.alias is None:
+        examined.append(("The admin", None, doctor.examine_admin()))
+        examined.append(("The database", None, doctor.examine_tables()))
+    for what, using, findings in examined:
+        if not console.json:
+            console.out.write(style.MIGRATE_HEADING(what))
+        for finding in findings:
+            printed.append({"alias": using, **finding.as_dict()})
+            if console.json:
+                continue
+            level = styles[finding.level](f"{finding.level:4}")
+            console.out.write(f"  {level}  {finding.about:11}  {visible(finding.says)}")
+            if finding.advice:
+                console.out.write(f"{'':21}{visible(finding.advice)}")
+    console.answer(printed, ())  # The lines were printed one by one: an examination takes a while.
+    if any(finding["level"] == "fail" for finding in printed):
+        raise CommandError("The server is not fit to keep locks.", returncode=FOUND)
 
-    def _pause(self, **options: Any) -> None:
-        pause.pause(self.console, **options)
 
-    def _resume(self, **options: Any) -> None:
-        pause.resume(self.console, **options)
-
-    def _clean(
-        self,
-        alias: str | None,
-        every: bool,
-        dead_here: bool,
-        queued_calls: bool,
-        dry_run: bool,
-        yes: bool,
-        **options: Any,
-    ) -> None:
-        only = arguments.selection(options)
-        if queued_calls:
-            how = {key: options[key] for key in ("reason", "json")}
-            others = every or dead_here
-            queued.forget(
-                self.console, alias=alias, only=only, others=others, dry_run=dry_run, **how
-            )
-            return
-        chosen = dead_here or only != held.Selection()
-        if every and chosen:
-            raise CommandError(
-                "--all means every lock; leave it out to end only those that the other options"
-                " choose.",
-                returncode=USAGE,
-            )
-        if not (every or chosen):
-            raise CommandError(
-                "Say which locks: --host, --task, --prefix, --older-than, --dead-here, or else"
-                " --all; or --queued.",
-                returncode=USAGE,
-            )
-        using = alias or DEFAULT_ALIAS
-        locks = [lock for lock in held.every(using=using, only=only) if lock.gone or not dead_here]
-        if locks:
-            self._confirm(locks, yes=yes or dry_run)
-        else:
-            total = held.list(using=using, limit=0).total
-            out = self.console.for_humans
-            out.write(_none_of(total, {**options, "dead_here": dead_here}), str)
-        released = [False] * len(locks)
-        if not dry_run:
-            leases = [(lock.name, lock.id) for lock in locks]
-            released = self._force_release(leases, using, options["reason"])
-        if options["json"]:
-            self.console.print_json(
-                [
-                    {**lock.as_dict(), "released": done}
-                    for lock, done in zip(locks, released, strict=True)
-                ]
-            )
-        elif locks and dry_run:
-            self.stdout.write(f"Would release {counted(len(locks), 'lock')}.")
-        elif locks:
-            over = len(released) - sum(released)
-            meanwhile = f" {over} had ended before." if over else ""
-            self.stdout.write(f"Released {counted(sum(released), 'lock')}.{meanwhile}")
-
-    def _once_list(self, **options: Any) -> None:
-        once.show(self.console, **options)
-
-    def _once_forget(self, **options: Any) -> None:
-        once.forget(self.console, **options)
-
-    def _doctor(self, alias: str | None, **options: Any) -> None:
-        styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
-        printed = []
-        examined: list[tuple[str, str | None, Iterator[doctor.Finding]]] = [
-            (f"REDISLOCK[{using!r}]", using, doctor.examine(using))
-            for using in console.named(alias)
-        ]
-        if alias is None:
-            examined.append(("The admin", None, doctor.examine_admin()))
-            examined.append(("The database", None, doctor.examine_tables()))
-        for what, using, findings in examined:
-            if not options["json"]:
-                self.stdout.write(self.style.MIGRATE_HEADING(what))
-            for finding in findings:
-                printed.append({"alias": using, **finding.as_dict()})
-                if options["json"]:
-                    continue
-                level = styles[finding.level](f"{finding.level:4}")
-                self.stdout.write(f"  {level}  {finding.about:11}  {visible(finding.says)}")
-                if finding.advice:
-                    self.stdout.write(f"{'':21}{visible(finding.advice)}")
-        if options["json"]:
-            self.console.print_json(printed)
-        if any(finding["level"] == "fail" for finding in printed):
-            raise CommandError("The server is not fit to keep locks.", returncode=FOUND)
-
-    def _metrics(self, **options: Any) -> None:
-        metrics.show(self.console, **options)
-
-    def _watch(self, alias: str | None, interval: float, **options: Any) -> None:
-        if options["json"]:
-            self._list(alias, **{**arguments.LIST_DEFAULTS, **options})
-            return
-        view = LiveView(console.named(alias))
-        if not self.stdout.isatty() or os.environ.get("TERM") == "dumb":  # It has no screen.
-            lines, problems = view.look(columns=self.console.columns)
-            self.console.print(lines)
-            finish(problems)
-            return
-        with suppress(KeyboardInterrupt), release_on_sigterm():
-            try:
-                self.stdout.write(OTHER_SCREEN, ending="")
-                while True:
-                    size = shutil.get_terminal_size()
-                    lines, problems = view.look(size.lines, size.columns)
-                    # In one write, so that it does not flicker.
-                    frame = "\n".join([*problems, *lines][: size.lines])
-                    self.stdout.write(CLEAR + frame, ending="")
-                    self.stdout.flush()
-                    time.sleep(max(interval, SHORTEST_INTERVAL))
-            finally:
-                self.stdout.write(MAIN_SCREEN, ending="")
-                self.stdout.flush()
-
-    # --- force release ----------------------------------------------------------------------------
-
-    def _force_release(self, leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
-        """End these leases by force. Returns of each whether it was there to end."""
-        released: list[bool] = []
-        by = operator()
+def _watch(console: Console, *, interval: float, **options: Any) -> None:
+    if console.json:
+        _list(console, **{**arguments.LIST_DEFAULTS, **options})
+        return
+    view = LiveView(console.aliases)
+    if not console.out.isatty() or os.environ.get("TERM") == "dumb":  # It has no screen.
+        lines, problems = view.look(columns=console.columns)
+        console.print(lines)
+        finish(problems)
+        return
+    with suppress(KeyboardInterrupt), release_on_sigterm():
         try:
-            for name, id in leases:  # noqa: A001
-                released.append(
-                    bool(id) and held.force_release(name, id, using=using, by=by, reason=reason)
-                )
-        except (KeyboardInterrupt, LockUnavailable) as error:
-            so_far = f"Released {counted(sum(released), 'lock')}, and perhaps one more."
-            if isinstance(error, KeyboardInterrupt):
-                raise CommandError(f"Interrupted. {so_far}", returncode=INTERRUPTED) from None
-            problem = f"{held.problem(error, using)} {so_far}"
-            raise CommandError(problem, returncode=UNAVAILABLE) from error
-        return released
+            console.out.write(OTHER_SCREEN, ending="")
+            while True:
+                size = shutil.get_terminal_size()
+                lines, problems = view.look(size.lines, size.columns)
+                # In one write, so that it does not flicker.
+                frame = "\n".join([*problems, *lines][: size.lines])
+                console.out.write(CLEAR + frame, ending="")
+                console.out.flush()
+                time.sleep(max(interval, SHORTEST_INTERVAL))
+        finally:
+            console.out.write(MAIN_SCREEN, ending="")
+            console.out.flush()
 
-    def _confirm(self, locks: list[held.HeldLock], *, yes: bool) -> None:
-        """Show these locks, and ask."""
-        question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
-        table = partial(terminal.locks, locks)
-        self.console.confirm(question, table=table, yes=yes, done="released")
+
+ACTS: dict[str, Callable[..., None]] = {
+    "list": _list,
+    "show": _show,
+    "runs": runs.show,
+    "explain": explain.explain,
+    "run": _run,
+    "release": _release,
+    "pause": pause.pause,
+    "resume": pause.resume,
+    "clean": _clean,
+    "once_list": once.show,
+    "once_forget": once.forget,
+    "doctor": _doctor,
+    "metrics": metrics.show,
+    "watch": _watch,
+}
+
+
+# --- force release --------------------------------------------------------------------------------
+
+
+def _force_release(leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
+    """End these leases by force. Returns of each whether it was there to end."""
+    released: list[bool] = []
+    by = operator()
+    try:
+        for name, id in leases:  # noqa: A001
+            released.append(
+                bool(id) and held.force_release(name, id, using=using, by=by, reason=reason)
+            )
+    except (KeyboardInterrupt, LockUnavailable) as error:
+        so_far = f"Released {counted(sum(released), 'lock')}, and perhaps one more."
+        if isinstance(error, KeyboardInterrupt):
+            raise CommandError(f"Interrupted. {so_far}", returncode=INTERRUPTED) from None
+        problem = f"{held.problem(error, using)} {so_far}"
+        raise CommandError(problem, returncode=UNAVAILABLE) from error
+    return released
+
+
+def _confirm(console: Console, locks: list[held.HeldLock], *, yes: bool) -> None:
+    """Show these locks, and ask."""
+    question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
+    table = partial(terminal.locks, locks)
+    console.confirm(question, table=table, yes=yes, done="released")
 
 
 def _rounded(at: float | None) -> float | None:
@@ -396,14 +378,13 @@ def _why_not_released(name: str, using: str) -> str:
     return why
 
 
-def _with_id(lease: str, alias: str | None) -> held.HeldLock:
-    """The held lock with this lease, in the named alias or else in all."""
+def _with_id(lease: str, asked: list[str]) -> held.HeldLock:
+    """The held lock with this lease, in one of these aliases."""
     problems: dict[str, str] = {}
     bounded = False
-    asked = console.named(alias)
     for using in asked:
         found: list[held.HeldLock] = []
-        with console.noting(problems, using, asked):  # Another one may have it.
+        with noting(problems, using, asked):  # Another one may have it.
             found = list(islice(held.every(using=using), held.MOST_LOOKS + 1))
         bounded = bounded or len(found) > held.MOST_LOOKS
         for lock in found[: held.MOST_LOOKS]:

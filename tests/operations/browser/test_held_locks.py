@@ -558,7 +558,7 @@ def test_badges_and_bars_can_be_read_in_both_themes(stage, visit, scheme):
     assert contrast(text, badge) >= 4.5
     assert contrast(luminance(page, ".redislock-cooling", "color"), ground) >= 4.5
     page.click("text=prizes")
-    here.sees("Recently")
+    here.sees("The last hour")
     for bar in ("held", "wait"):
         assert contrast(luminance(page, f".redislock-bar-{bar}", "fill"), ground) >= 3
 
