@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # --- the baton: a text by which one process takes up the lease that another has handed over -------
 
-_SALT = "django_redislock.lease"
+_SALT = "django_redislock.baton"  # Stays: batons of other versions are signed with it.
 
 
 class Baton(NamedTuple):

@@ -137,7 +137,7 @@ def test_a_baton_that_was_changed_is_refused_before_anything_is_sent(changed, pl
 
 
 def test_a_baton_that_only_a_newer_version_can_read_is_refused_and_says_so():
-    newer = Signer(salt="django_redislock.lease").sign_object(["default", NAME, "id", 1, None, 2])
+    newer = Signer(salt="django_redislock.baton").sign_object(["default", NAME, "id", 1, None, 2])
     with pytest.raises(ValueError, match="a newer one has made it"):
         take_up(newer)
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from tests import ROOT
 
-# The minor version before that of the working tree. To be moved on when a minor version is made.
-FORMER = "fbb6bfbd3fc5977946c6713a709f27ac7c562912"
+# The version before that of the working tree. To be moved on when a minor version is made.
+FORMER = "22ac8833f7955c48e419127efe5352732e0bd3c0"
 
 OLD, NEW = VERSIONS = ("old", "new")  # That one, and the working tree.
 

@@ -239,14 +239,15 @@ def keep(name, seconds):
     """Keep the lock from everybody."""
     from django_redislock import held
 
-    return held.pause(name, seconds, by="ann", reason="maintenance")
+    pause = getattr(held, "pause", None) or held.hold  # As the former version called it.
+    return pause(name, seconds, by="ann", reason="maintenance")
 
 
 def give_back(name):
     """End that."""
     from django_redislock import held
 
-    return held.resume(name)
+    return (getattr(held, "resume", None) or held.unhold)(name)
 
 
 def job(name, *, fails=False, **options):

@@ -38,6 +38,8 @@ pytestmark = [
 ]
 
 with_servers = places(*(name for name in PLACES if name != MEMORY))
+# A quorum keeps no records of runs.
+with_records = places(*(name for name in PLACES if name not in {MEMORY, QUORUM}))
 with_queue = places(*(name for name in PLACES if name not in {MEMORY, UNSCRIPTED, QUORUM}))
 
 NAME = "lottery"
@@ -294,7 +296,7 @@ def test_one_keeps_the_lock_from_both_and_the_other_gives_it_back(
 
 
 @needs_scripts
-@with_servers
+@with_records
 def test_what_one_has_done_the_other_skips(place: Place, old: Side, new: Side) -> None:
     for doer, other in both_ways(old, new):
         for options, why in (({"once": HUNG}, "done"), ({"min_hold": HUNG}, "cooling")):
@@ -306,7 +308,7 @@ def test_what_one_has_done_the_other_skips(place: Place, old: Side, new: Side) -
 
 
 @needs_scripts
-@with_servers
+@with_records
 def test_each_reads_the_records_that_the_other_has_added_to(
     place: Place, old: Side, new: Side
 ) -> None:
