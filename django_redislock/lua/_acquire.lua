@@ -22,7 +22,7 @@ if not (value or done_before or popped) and call('EXISTS', QUEUE) == 0 then
   local fence = new_fence(us)
   grant(token, id, ttl, renews, owner, fence, us, '')
   if started then
-    started(id, milliseconds(us), owner, retention)
+    started(id, string.sub(us, 1, -4), owner, retention)
   end
   return fence .. permit
 end
@@ -65,7 +65,7 @@ if value then
     end
     redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
     if started then
-      started(id, tonumber(since), owner, retention)
+      started(id, since, owner, retention)
     end
     return fence .. permit
   end

@@ -12,23 +12,23 @@ local NOTED = 1500 -- ms: beyond NOTED_FROM in holds.py, so the owner tells the 
 
 -- retention: how many leases are kept, see _runs.lua; given when a lease ends
 local function note_past(value, ended, ms, retention)
-  local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)
+  local fence, since, owner_at = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|()', 56)
   local id = string.sub(value, 40, 55) .. '|'
   local last = redis.pcall('LINDEX', PAST, -1)
   local noted = type(last) == 'string' and string.sub(last, 1, 17) == id
   local stop = ''
   if ended ~= '' then
-    stop = digits(ms)
+    stop = ms
   elseif noted then
     return
   end
-  local entry = id .. table.concat({ fence, since, stop, ended, owner }, '|')
+  local entry = id .. fence .. '|' .. since .. '|' .. stop .. '|' .. ended .. '|' .. string.sub(value, owner_at)
   if noted then
     redis.pcall('LSET', PAST, -1, entry)
   else
     local size = redis.pcall('RPUSH', PAST, entry)
-    local expired = type(last) == 'string' and string.find(last, '^%x+|%d+|%d+||')
-    if ended == '' and expired and type(size) == 'number' then
+    local expired = ended == '' and type(last) == 'string' and string.find(last, '^%x+|%d+|%d+||')
+    if expired and type(size) == 'number' then
       redis.pcall('LTRIM', PAST, -math.max(size - 1, MET), -1) -- those before the last one were counted at its end
     end
   end

@@ -25,67 +25,23 @@
 -- Trouble with it (pcall) never fails an operation on the lock.
 
 local SKIPPED = 30 * 14 -- characters: so many skips, each with 13 digits and a comma
-local MADE_ROOM = 8 -- locks whose records a new one drops, at most: more than one, in case *most* was lowered
 
 -- The time in ms with which an entry begins; 0 if there is none.
 local function time_of(entry)
   return type(entry) == 'string' and tonumber(string.match(entry, '^(%d+)|')) or 0
 end
 
-local OF_WHO_WAITS = { queued = true, asked = true, terms = true, task = true, way = true }
-
--- Drops the records of a lock, but not the call that waits in the broker's queue, nor the arguments of calls.
-local function drop_records(lock, ms)
-  local base = string.match(lock, '^(.*}:)lock$')
-  if not base then
-    return -- not ours
-  end
-  local runs = base .. 'runs'
-  local waits_until, stays, last = time_of(redis.pcall('HGET', runs, 'queued')), {}, 0
-  local fields = redis.pcall('HGETALL', runs)
-  for i = 1, #fields, 2 do
-    local field, value = fields[i], fields[i + 1]
-    local its_end = OF_WHO_WAITS[field] and waits_until
-      or (field == 'last' or string.match(field, '^last:')) and time_of(value) or 0
-    if its_end > ms then
-      stays[field], last = value, math.max(last, its_end)
-    end
-  end
-  redis.pcall('DEL', base .. 'past')
-  redis.pcall('DEL', runs)
-  for field, value in pairs(stays) do
-    redis.pcall('HSET', runs, field, value)
-  end
-  if last > 0 then
-    redis.pcall('PEXPIRE', runs, digits(last - ms))
-  end
-end
-
-local function make_room(ms, lasts, most)
-  local size = redis.pcall('ZCARD', RAN)
-  local oldest = redis.pcall('ZRANGE', RAN, 0, MADE_ROOM - 1, 'WITHSCORES')
-  local dropped = 0
-  for i = 1, #oldest, 2 do
-    if size - dropped <= tonumber(most) and tonumber(oldest[i + 1]) > ms - lasts then
-      break
-    end
-    drop_records(oldest[i], ms)
-    dropped = dropped + 1
-  end
-  -- The end of the range counts from the last: with *dropped* = 0, a range of 0 to -1 would be all.
-  redis.pcall('ZREMRANGEBYRANK', RAN, 0, dropped - 1 - size)
-end
-
-local function text_in(field)
-  local text = redis.pcall('HGET', RUNS, field)
-  return type(text) == 'string' and text or ''
-end
-
 -- A field of an owner or of a note that ends with one, as JSON writes it; '' if it has none.
 local function part_of(entry, field)
-  local masked = string.gsub(entry, '\\.', '__')
-  local first, after = string.match(masked, '[{,]"' .. field .. '":"()[^"]*()"')
-  return first and string.sub(entry, first, after - 1) or ''
+  local masked = string.find(entry, '\\', 1, true) and string.gsub(entry, '\\.', '__') or entry
+  local _, before = string.find(masked, '"' .. field .. '":"', 1, true)
+  local after = before and string.find(masked, '"', before + 1, true)
+  return after and string.sub(entry, before + 1, after - 1) or ''
+end
+
+-- The field of the run that has begun under *permit*, by default that of LOCK.
+local function started_under(permit)
+  return 'started' .. (permit or string.match(LOCK, '}:lock(#%d+)$') or '')
 end
 
 -- Forgets the starts, *before* that of the run that has ended now, of the same call: a broker has brought it back.
@@ -103,34 +59,30 @@ local function forget_unended(owner, before)
 end
 
 local function note(what, ms, lasted, why, owner, retention)
-  redis.pcall('HSET', RUNS, what, digits(ms) .. '|' .. digits(lasted) .. '|' .. why .. '|' .. owner)
-  local of_job = 'skips:' .. part_of(owner, 'task')
+  redis.pcall('HSET', RUNS, what, ms .. '|' .. lasted .. '|' .. why .. '|' .. owner)
   if what == 'success' then
-    redis.pcall('HDEL', RUNS, 'skips', of_job)
+    redis.pcall('HDEL', RUNS, 'skips', 'skips:' .. part_of(owner, 'task'))
   elseif what == 'skip' and why ~= 'duplicate' then -- the work of a duplicate is done
+    local of_job, now = 'skips:' .. part_of(owner, 'task'), ms .. ','
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
-    local now = digits(ms) .. ','
-    redis.pcall('HSET', RUNS, 'skipped', string.sub(text_in('skipped') .. now, -SKIPPED))
-    local count, times = string.match(text_in(of_job), '^(%d+)|(.*)$')
+    local skipped, by_job = unpack(redis.pcall('HMGET', RUNS, 'skipped', of_job))
+    redis.pcall('HSET', RUNS, 'skipped', string.sub((skipped or '') .. now, -SKIPPED))
+    local count, times = string.match(by_job or '', '^(%d+)|(.*)$')
     redis.pcall('HSET', RUNS, of_job, digits((count or 0) + 1) .. '|' .. string.sub((times or '') .. now, -SKIPPED))
   end
   if what == 'success' or what == 'failure' then
     forget_unended(owner, ms - lasted)
   end
   local lasts, most = string.match(retention, '^(%d+)/(%d+)')
-  local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))
-  redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, waits_until - ms)))
+  local queued, last = unpack(redis.pcall('HMGET', RUNS, 'queued', 'last'))
+  local left = math.max(time_of(queued), time_of(last)) - ms
+  redis.pcall('PEXPIRE', RUNS, left > tonumber(lasts) and digits(left) or lasts)
   if redis.pcall('ZADD', RAN, ms, string.match(LOCK, '^(.*}:lock)') or LOCK) == 1 then
-    make_room(ms, lasts, most)
+    -- include _room
   end
 end
 
--- The field of the run that has begun under *permit*, by default that of LOCK.
-local function started_under(permit)
-  return 'started' .. (permit or string.match(LOCK, '}:lock(#%d+)$') or '')
-end
-
--- Returns the entry of that run, and whether it has the lease *id*.
+-- Returns the entry of the run that has begun under *permit*, and whether it has the lease *id*.
 local function run_under(permit, id)
   local entry = redis.pcall('HGET', RUNS, started_under(permit))
   if type(entry) == 'string' then

@@ -9,53 +9,62 @@
 -- returns as release does
 local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
--- include _grant
--- include _queue
--- include _past
--- include _absence
 local token, id, min_hold, once, owner, ended, run, recognised_for, retention = unpack(ARGV)
 local value = call('GET', LOCK)
-if not value or not is_of(value, token) or not read(value) then
-  -- A late resend. If the timeline has the end of the lease, the first try was carried out, with all that
-  -- is to stay behind. Else the lease has ended by itself.
-  for _, entry in ipairs(redis.pcall('LRANGE', PAST, -1000, -1)) do
-    if string.match(entry, '^(%x+)|%d+|%d+|%d+|' .. ended .. '|') == id and ended ~= '' then
-      return 'released'
-    end
-  end
-  return absence(value, token)
+local now = string.sub(clock(), 1, -4) -- ms
+local since, first, is_over
+
+if value and min_hold == '0' and string.sub(value, 1, 33) == token .. 'h' then
+  since = string.match(value, '^|%d+|(%d+)|', 56)
 end
-if state_of(value) == 'k' then
-  return 'released' -- a resend: the first try has started the cooling
+if since then
+  -- include _end
 end
 
-local ms = milliseconds(clock())
-local _, since = read(value)
--- At most min_hold from now, in case the clock was set back meanwhile.
-local left = math.min(since + min_hold - ms, min_hold)
-local cooling = left > 0
-if cooling then
-  call('PEXPIRE', LOCK, left)
-  call('SETRANGE', LOCK, 32, 'k')
-  redis.pcall('ZADD', HELD, ms + left, LOCK)
-  list_pause(tell_waiter(0, left))
-else
-  pass_on(value)
+if not is_over then
+  -- include _grant
+  -- include _queue
+  -- include _absence
+  if not first and not (value and is_of(value, token) and read(value)) then
+    -- A late resend. If the timeline has the end of the lease, the first try was carried out, with all that
+    -- is to stay behind. Else the lease has ended by itself.
+    for _, entry in ipairs(redis.pcall('LRANGE', PAST, -1000, -1)) do
+      if string.match(entry, '^(%x+)|%d+|%d+|%d+|' .. ended .. '|') == id and ended ~= '' then
+        return 'released'
+      end
+    end
+    return absence(value, token)
+  end
+  if state_of(value) == 'k' then
+    return 'released' -- a resend: the first try has started the cooling
+  end
+  since = since or select(2, read(value))
+  -- At most min_hold from now, in case the clock was set back meanwhile.
+  local left = math.min(since + min_hold - now, min_hold)
+  if left > 0 then
+    call('PEXPIRE', LOCK, left)
+    call('SETRANGE', LOCK, 32, 'k')
+    redis.pcall('ZADD', HELD, now + left, LOCK)
+    list_pause(tell_waiter(0, left))
+  else
+    pass_on(value, first)
+  end
 end
 if once ~= '0' then
   -- A server out of memory refuses SET as the first write of a script, but not as a later one.
-  call('SET', DONE, digits(ms) .. '|' .. owner, 'PX', once)
+  call('SET', DONE, now .. '|' .. owner, 'PX', once)
 end
 if ended ~= '' then
-  note_past(value, ended, ms, retention)
+  -- include _past
+  note_past(value, ended, now, retention)
 end
 if recognised_for ~= '0' then
   -- include _runs
-  -- include _task_of
   redis.pcall('HDEL', RUNS, started_under()) -- the entry of this run, which has had the lock until now
-  note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner, retention)
+  note(ended == 'done' and 'success' or 'failure', now, now - since, '', owner, retention)
   if ended == 'done' and run ~= '' then
-    finish(task_of(run), ms, recognised_for)
+    -- include _task_of
+    finish(task_of(run), now, recognised_for)
   end
 end
 return 'released'

@@ -6,18 +6,11 @@ local LOCK, QUEUE, FENCE, FORCED, HELD = unpack(KEYS)
 -- include _lease
 local token = ARGV[1]
 local value = call('GET', LOCK)
-local first
+local first, is_over
 
 if value and string.sub(value, 1, 33) == token .. 'h' then
-  -- The first waiter, see _queue.lua. Any waiter may have the first permit, whose key has no number; not so the others.
-  if string.sub(LOCK, -4) == 'lock' then
-    first = call('ZPOPMIN', QUEUE, 2)
-  elseif call('EXISTS', QUEUE) == 0 then
-    first = {}
-  end
-  if first and not first[1] then
-    call('DEL', LOCK)
-    redis.pcall('ZREM', HELD, LOCK)
+  -- include _end
+  if is_over then
     return 'released'
   end
 end

@@ -43,6 +43,6 @@ else
   list_pause(call('ZRANGE', QUEUE, 0, 1)[2])
 end
 if started then
-  started(id, tonumber(since), owner, string.match(markers, '^.([^|]*)|'))
+  started(id, since, owner, string.match(markers, '^.([^|]*)|'))
 end
 return fence .. of_permit()

@@ -173,6 +173,7 @@ FORMS = [
     command("GETRANGE", keys, offsets, offsets),
     command("SETRANGE", keys, offsets, values),
     command("HGET", keys, members),
+    command("HMGET", keys, members, members),
     command("HSET", keys, members, values),
     command("HDEL", keys, members),
     command("HDEL", keys, members, members),

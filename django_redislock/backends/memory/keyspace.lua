@@ -277,6 +277,14 @@ function commands.HGET(key, field)
   return fields_of(key).fields[field]
 end
 
+function commands.HMGET(key, ...)
+  local fields, found = fields_of(key).fields, {}
+  for number, field in ipairs({ ... }) do
+    found[number] = fields[field] or false
+  end
+  return found
+end
+
 commands.HSET = set_field
 
 function commands.HDEL(key, ...)
