@@ -106,7 +106,7 @@ def test_a_run_of_a_job_is_a_short_way(locks):
         with Trace() as trace:
             job()
         ways.append(trace.way)
-    assert one_is_at_most(ways, calls=53, files=15, switches=39), ways
+    assert one_is_at_most(ways, calls=47, files=14, switches=33), ways
 
 
 async def test_an_awaited_run_of_a_job_is_a_short_way(locks):
@@ -121,7 +121,7 @@ async def test_an_awaited_run_of_a_job_is_a_short_way(locks):
         with Trace() as trace:
             await job()
         ways.append(trace.way)
-    assert one_is_at_most(ways, calls=69, files=16, switches=47), ways
+    assert one_is_at_most(ways, calls=63, files=14, switches=41), ways
 
 
 async def test_a_cycle_of_a_task_is_a_short_way(locks):

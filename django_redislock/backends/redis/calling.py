@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.forms import Form
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Call, Outcome, Tell, Trouble
+    from django_redislock.rules.stored import DoneMarkers
 
 logger = logs.logger("django_redislock")
 
@@ -420,11 +421,11 @@ class FirstSteps:
         head = _head(self._caller.prefix, form.name, form.permit, form.script, form.args)
         token = form.token.encode()
         if isinstance(form, Release):
-            return head + (_bulk(form.arguments) if form.notes else b"$32\r\n%b\r\n" % token)
+            return b"%b$32\r\n%b\r\n%b" % (head, token, _noted(form) if form.notes else b"")
         assert isinstance(form, Attempt)
         terms, owner = form.terms, form.owner.packed
         first, last = _of_terms(terms.first_ttl, form.waits, terms.renews)
-        markers = b"$0\r\n\r\n" if form.markers is NO_MARKERS else _bulk((form.markers.packed,))
+        markers = b"$0\r\n\r\n" if form.markers is NO_MARKERS else _of_markers(form.markers)
         command = b"%b$32\r\n%b\r\n$16\r\n%b\r\n%b%b%b$%d\r\n%b\r\n" % (
             *(head, token, form.id.encode(), first, markers, last, len(owner), owner),
         )
@@ -500,6 +501,32 @@ def _of_terms(ttl: float, waits: bool, renews: bool) -> tuple[bytes, bytes]:
     """The terms in a first try: ttl, mode and ticket; and the flag that follows the markers."""
     mode = "queue" if waits else "try"
     return _bulk((milliseconds(ttl), mode, b"0")), _bulk((renews_flag(renews),))
+
+
+@lru_cache(maxsize=1024)
+def _of_markers(markers: DoneMarkers) -> bytes:
+    """The done markers in a first try. Only those of a task's run have an id of their own."""
+    return _bulk((markers.packed,))
+
+
+def _noted(form: Release) -> bytes:
+    """What a release has noted, behind the token."""
+    owner, run = form.owner.packed, form.run
+    id, recognised_for = (run.id.encode(), run.recognised_for) if run else (b"", 0.0)  # noqa: A001
+    times, last = _of_notes(form.min_hold, form.once, recognised_for, form.retention)
+    return b"$16\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
+        *(form.id.encode(), times, len(owner), owner),
+        *(len(form.ended), form.ended.encode(), len(id), id, last),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _of_notes(
+    min_hold: float, once: float, recognised_for: float, retention: str
+) -> tuple[bytes, bytes]:
+    """The times in front of the owner; and what follows the run."""
+    times = [milliseconds(each) if each else 0 for each in (min_hold, once, recognised_for)]
+    return _bulk(tuple(times[:2])), _bulk((times[2], retention))
 
 
 @lru_cache(maxsize=1024)
