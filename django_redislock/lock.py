@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, Unpack
 from django_redislock import logs, misuse
 from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockError, LockLost, LockMisuse, LockUnavailable
+from django_redislock.handle import Handle
 from django_redislock.holder import must_not_block, running_loop
-from django_redislock.holds import Holds
-from django_redislock.joint_holds import NO_TEMPLATES, JointHolds, JointLease, name_and_limit
+from django_redislock.joint_handle import NO_TEMPLATES, JointHandle, JointLease, name_and_limit
 from django_redislock.lease import Baton, Lease
 from django_redislock.misuse import (
     check_decorated,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from django_redislock.backends.base import Backend
-    from django_redislock.holds import Hold
+    from django_redislock.handle import Entry
     from django_redislock.rules.flows import RunMarker
     from django_redislock.rules.forms import Attempt
     from django_redislock.rules.options import Options
@@ -115,7 +115,7 @@ def distributed_lock(*names: str, **options: Unpack[LockArguments]) -> Lock:
     return Lock(known, how)
 
 
-class Lock(Holds):
+class Lock(Handle):
     """A handle on a lock, made by distributed_lock(). Threads and asyncio tasks may share it.
 
     Each acquire, and each entry of a block, has a lease of its own and ends only that. Entering a
@@ -144,20 +144,20 @@ class Lock(Holds):
         self._options = options
         self._run = run
         self._place = place
-        self._holds = []
+        self._entries = []
 
     def __repr__(self) -> str:
         if lease := self.lease:
             return f"<Lock {self.name!r}: {lease}>"
-        if any(hold.may_be_held for hold in tuple(self._holds)):
+        if any(entry.may_be_held for entry in tuple(self._entries)):
             return f"<Lock {self.name!r}: held by another thread or asyncio task>"
         return f"<Lock {self.name!r}: not held by this handle>"
 
     @property
     def lease(self) -> Lease | None:
         """The lease of the calling thread or asyncio task by this handle, or None."""
-        hold = self._own_hold()
-        return hold.lease if hold is not None else None
+        entry = self._own_entry()
+        return entry.lease if entry is not None else None
 
     # --- acquire ------------------------------------------------------------------------------
 
@@ -231,10 +231,10 @@ class Lock(Holds):
         try:  # At once: an interrupt from here on must not leave the lock taken.
             if not isinstance(outcome, Lease):
                 self._refuse(outcome)
-            hold = self._own_hold()
-            assert hold is not None
-            hold.transaction = outcome.atomic(database)
-            hold.transaction.__enter__()
+            entry = self._own_entry()
+            assert entry is not None
+            entry.transaction = outcome.atomic(database)
+            entry.transaction.__enter__()
             return outcome
         except BaseException as error:
             if isinstance(outcome, Lease):
@@ -247,22 +247,22 @@ class Lock(Holds):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        hold, success = None, False
+        entry, success = None, False
         try:
-            hold = self._hold_to_end(block=True)
-            if self._options.atomic is not None and hold is not None:
-                hold.end_transaction(exc_type, exc, traceback)
+            entry = self._entry_to_end(block=True)
+            if self._options.atomic is not None and entry is not None:
+                entry.end_transaction(exc_type, exc, traceback)
             success = exc_type is None
         finally:
             try:
-                self._end(success, block=True, hold=hold)
+                self._end(success, block=True, entry=entry)
             except (LockLost, LockMisuse, LockUnavailable) as error:
                 if self._is_told(error, success):
                     raise
             except BaseException:
-                if hold is not None:  # Maybe it was interrupted where _end() begins.
+                if entry is not None:  # Maybe it was interrupted where _end() begins.
                     with suppress(LockError):
-                        self._end(False, block=True, hold=hold)
+                        self._end(False, block=True, entry=entry)
                 raise
 
     # Returns the coroutine itself: `async def` would add another.
@@ -277,10 +277,10 @@ class Lock(Holds):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        hold = None
+        entry = None
         try:
-            hold = self._hold_to_end(block=True)
-            await self._aend(exc_type is None, block=True, hold=hold)
+            entry = self._entry_to_end(block=True)
+            await self._aend(exc_type is None, block=True, entry=entry)
         except (LockLost, LockMisuse, LockUnavailable) as error:
             if self._is_told(error, exc_type is None):
                 raise
@@ -288,7 +288,7 @@ class Lock(Holds):
             raise
         except BaseException:
             with suppress(LockError):  # See __exit__().
-                await self._aend(False, block=True, hold=hold)
+                await self._aend(False, block=True, entry=entry)
             raise
 
     def _is_told(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> bool:
@@ -377,7 +377,7 @@ class Lock(Holds):
         return backend.is_taken([(check_name(self.name), self._options.limit)])
 
 
-class JointLock(Lock, JointHolds):
+class JointLock(Lock, JointHandle):
     """A handle on several locks, of which all are taken or none; made by distributed_lock()."""
 
     __slots__ = ()
@@ -488,9 +488,9 @@ class TakingUp(Lock):
             " take_up(baton):` in the function.",
         )
 
-    def _first_try(self, hold: Hold) -> Attempt:
-        if not hold.backend.supports_batons:
-            raise misuse.hands_nothing_over(hold.backend.alias, self.name)
-        form = super()._first_try(hold)
+    def _first_try(self, entry: Entry) -> Attempt:
+        if not entry.backend.supports_batons:
+            raise misuse.hands_nothing_over(entry.backend.alias, self.name)
+        form = super()._first_try(entry)
         form.take_up(self._lease_id, self._permit)
         return form

@@ -123,7 +123,7 @@ class Backend(ABC):
         """Make all that belongs to this process alone. Called again in a forked child."""
         self.process = secrets.token_hex(8)
         self.leases = Leases()
-        # Whether each name had a limit when it was asked for last; see Holds._first_try().
+        # Whether each name had a limit when it was asked for last; see Handle._first_try().
         self.has_limit: dict[str, bool] = {}
         self.waiting: set[str] = set()  # The ids of the acquires that wait now.
         self.renewal_failures = 0  # How many tries to renew a lease were not answered, or refused.

@@ -1,6 +1,6 @@
 """Two loops that perform a flow: one blocks its thread, the other awaits.
 
-Around a flow, holds.py has blocking and asynchronous code, too. Each backend has two kinds of
+Around a flow, handle.py has blocking and asynchronous code, too. Each backend has two kinds of
 sessions, and both begin() and abegin().
 """
 

@@ -8,7 +8,7 @@
 -- This is only for listings: trouble with it (pcall) never fails an operation on the lock.
 
 local MET = 40 -- expired leases are kept, at most: a client that notes one does not say how many to keep
-local NOTED = 1500 -- ms: beyond NOTED_FROM in holds.py, so the owner tells the lease's end
+local NOTED = 1500 -- ms: beyond NOTED_FROM in handle.py, so the owner tells the lease's end
 
 -- retention: how many leases are kept, see _runs.lua; given when a lease ends
 local function note_past(value, ended, ms, retention)

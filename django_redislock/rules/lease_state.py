@@ -147,7 +147,7 @@ class LeaseState:
         is_of_run: Whether the run of a job has it. Its release then notes the end of the run.
         alarms: The alarms to raise when it is endangered.
         is_handed_over: Whether it ended by a hand-over to the bearer of a baton.
-        transactions: How many of *times_held* are open transactions; see holds.Holds._defer().
+        transactions: How many of *times_held* are open transactions; see holds.Handle._defer().
         min_hold: The greatest min_hold of its acquires that have ended with a success.
     """
 

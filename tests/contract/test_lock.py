@@ -336,7 +336,7 @@ async def test_nothing_of_a_name_stays_on_the_server_after_its_release(
     way: Way, place: ServerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Who held it is noted only if that was for some time.
-    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     for name in ("lottery", "report"):
         async with way.entered(distributed_lock(name)):
             assert len(place.keys()) == 3

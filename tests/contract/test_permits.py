@@ -46,8 +46,8 @@ def gpu(limit=2, **options):
 
 def permit_of(lock):
     """The permit that somebody has by this handle."""
-    (hold,) = lock._holds
-    return hold.lease.permit if hold.lease else None
+    (entry,) = lock._entries
+    return entry.lease.permit if entry.lease else None
 
 
 @everywhere

@@ -74,7 +74,7 @@ class Play:
 @pytest.fixture
 def play(server, make_proxy, settings, key_prefix, monkeypatch):
     # However slow this machine is, a short lease stays a short one.
-    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     a, b = make_proxy(server), make_proxy(server)
     settings.REDISLOCK = {
         alias: {"LOCATION": proxy.url, "KEY_PREFIX": key_prefix}

@@ -50,7 +50,7 @@ async def test_an_uncontended_cycle_is_two_round_trips(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A lease that was held for some time is noted at its end, by another script.
-    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     locks.on(proxy)
     async with way.entered(distributed_lock("warm-up", **options)):
         pass  # It brings the connection and the scripts.
@@ -83,7 +83,7 @@ def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_ac
 async def test_several_locks_are_taken_in_one_packet_and_released_in_one(
     way: Way, locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     locks.on(proxy)
     names = "account:1", "account:2", "account:3"
     async with way.entered(distributed_lock(*names)):

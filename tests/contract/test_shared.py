@@ -40,13 +40,13 @@ async def entered_elsewhere(way, lock):
     """Meanwhile another thread or task is in a block of *lock*, and has it at its end."""
     entered, done = Meeting(), Meeting()
 
-    async def hold():
+    async def entry():
         async with way.entered(lock) as lease:
             entered.open()
             await done.reached(way)
             await way.ensure_held(lease, verify=True)
 
-    holder = way.start(hold)
+    holder = way.start(entry)
     await entered.reached(way)
     yield
     done.open()
@@ -85,12 +85,12 @@ def test_who_leaves_hides_no_lease_of_another_thread(locks):
 
         @property
         def over(self):
-            if self in lock._holds:
-                lock._holds.remove(self)
+            if self in lock._entries:
+                lock._entries.remove(self)
             return True
 
     assert lock.acquire()
-    lock._holds.insert(0, Leaving())
+    lock._entries.insert(0, Leaving())
     lock.release()
     assert not lock.locked()
 
@@ -117,13 +117,13 @@ async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(
 ) -> None:
     lock, done = distributed_lock("lottery", wait=4), Meeting()
 
-    async def hold():
+    async def entry():
         async with way.entered(lock) as lease:
             await done.reached(way)
             await way.ensure_held(lease, verify=True)
 
     async with way.entered(distributed_lock("lottery")):
-        holder = way.start(hold)
+        holder = way.start(entry)
         await way.until(lambda: waiters("lottery") == 1)
     await way.until(lambda: waiters("lottery") == 0)
     assert await way.acquire(lock) is False
@@ -136,12 +136,12 @@ async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place):
     leases = []
     let_go = asyncio.Event()
 
-    async def hold():
+    async def entry():
         async with lock as lease:
             leases.append(lease)
             await let_go.wait()
 
-    tasks = [asyncio.create_task(hold()) for _ in range(2)]
+    tasks = [asyncio.create_task(entry()) for _ in range(2)]
     await await_until(lambda: leases)
     (waiter,) = [task for task in tasks if task is not leases[0].holder()]
     await asyncio.sleep(0)
@@ -357,19 +357,19 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     monkeypatch.undo()
     leave.open()
     assert others[0].result(HUNG)
-    assert lock._holds == []
+    assert lock._entries == []
 
 
 @pytest.mark.waits
 def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(locks, monkeypatch):
-    monkeypatch.setattr("django_redislock.holds.MOST_HOLDS", 3)
+    monkeypatch.setattr("django_redislock.handle.MOST_ENTRIES", 3)
     locks.configure(OPTIONS=PATIENT)
     lock = distributed_lock("lottery", ttl=1, renew=False, wait=HUNG)
     for _ in range(6):
         assert lock.acquire()
         lease = lock.lease
         wait_until(lambda lease=lease: not lease.held)
-    assert len(lock._holds) <= 4
+    assert len(lock._entries) <= 4
 
 
 @pytest.mark.parametrize("over", [True, False])

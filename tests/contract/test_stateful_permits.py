@@ -84,7 +84,7 @@ class PermitMachine(RuleBasedStateMachine):
         # The model:
         self.holders = {}  # By permit.
         self.queue = []
-        self.hold = ""  # That of an operator: "first in line", or "begun".
+        self.entry = ""  # That of an operator: "first in line", or "begun".
         self.lost = []  # What is not released yet, and why it is over.
         self.fence = 0
 
@@ -148,7 +148,7 @@ class PermitMachine(RuleBasedStateMachine):
     def find_out(self) -> None:
         grant, loss = self.lost.pop(0)
         number = grant.lease.permit
-        others = number in self.holders or (number == 1 and self.hold == "begun")
+        others = number in self.holders or (number == 1 and self.entry == "begun")
         reason = loss.told(grant.lease.lost_reason, others)
         with pytest.raises(LockLost) as raised:
             grant.who.does(grant.lock.release)
@@ -177,22 +177,22 @@ class PermitMachine(RuleBasedStateMachine):
             loss.is_forgotten()
         self._loses(number, "forced")
 
-    @precondition(lambda self: not self.hold)
+    @precondition(lambda self: not self.entry)
     @rule(begins=st.booleans())
     def hold_back(self, begins: bool) -> None:
         begun = held.pause(NAME, 600, by="ann")
         assert begun is (1 not in self.holders)
-        self.hold = "begun" if begun else "first in line"
+        self.entry = "begun" if begun else "first in line"
         if begun:
             self._is_taken(1)
         if begins and not begun:
             self._release(1)
 
-    @precondition(lambda self: self.hold)
+    @precondition(lambda self: self.entry)
     @rule()
     def resume(self) -> None:
         assert held.resume(NAME)
-        self.hold = ""
+        self.entry = ""
         self._serve()
 
     @rule()
@@ -207,7 +207,7 @@ class PermitMachine(RuleBasedStateMachine):
             value, grant = self.redis.get(keys.lock), self.holders.get(number)
             if grant is None:
                 assert (value or b"hold").startswith(b"hold"), number
-                assert (value is None) is (number > 1 or self.hold != "begun")
+                assert (value is None) is (number > 1 or self.entry != "begun")
                 continue
             grant.lease.ensure_held()  # If it was handed over, this waits for the confirmation.
             assert grant.lease.held
@@ -222,7 +222,7 @@ class PermitMachine(RuleBasedStateMachine):
 
     def teardown(self):
         try:
-            if self.hold:
+            if self.entry:
                 self.resume()
             while self.holders:
                 self._release(min(self.holders))
@@ -267,7 +267,7 @@ class PermitMachine(RuleBasedStateMachine):
 
     def _free_for(self, limit):
         """The lowest permit that is free, if one is that an acquire with this limit may have."""
-        if self.hold:
+        if self.entry:
             return None
         return next((one for one in range(1, limit + 1) if one not in self.holders), None)
 
@@ -282,7 +282,7 @@ class PermitMachine(RuleBasedStateMachine):
 
     def _serve(self):
         """What is free goes to the first waiters, one after the other, and to nobody else."""
-        if self.hold and 1 not in self.holders:
+        if self.entry and 1 not in self.holders:
             self._wait_for_the_hold()
         while self.queue and self._free_for(self.queue[0].limit) is not None:
             me, lock, limit, acquiring = self.queue.pop(0)
@@ -296,7 +296,7 @@ class PermitMachine(RuleBasedStateMachine):
             assert not distributed_lock(NAME, limit=MOST).acquire()
             return (self.redis.get(self.keys[1].lock) or b"").startswith(b"hold")
 
-        self.hold = "begun"
+        self.entry = "begun"
         wait_until(begun)
         self._is_taken(1)
 
@@ -307,8 +307,8 @@ class PermitMachine(RuleBasedStateMachine):
         return [int(flag[1:] or b"1") for flag in flags]
 
     def _is_granted(self, me, lock, limit):
-        (hold,) = lock._holds
-        lease = hold.lease
+        (entry,) = lock._entries
+        lease = entry.lease
         assert 1 <= lease.permit <= limit
         assert lease.permit not in self.holders
         assert lease.fence > self.fence  # So those of a permit grow, and all were served in turn.

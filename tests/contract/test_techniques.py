@@ -79,7 +79,7 @@ def test_02_release_is_one_atomic_compare_and_delete_in_lua(
     locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A lease that was held for some time is noted at its end, by another script.
-    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     locks.on(proxy)
     lock = distributed_lock("lottery")
     for _ in range(2):  # The first cycle brings the scripts to the server.

@@ -46,9 +46,9 @@ def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
         enter()
 
     places, orphaned = sweep(enter, locks, prepare)
-    assert {"Lock._enter_atomic begins", "atomic", "_claim", "Hold.end_transaction"} <= places
+    assert {"Lock._enter_atomic begins", "atomic", "_claim", "Entry.end_transaction"} <= places
     # Where Python has called what ends them, but not begun with it; see TOO_EARLY.
-    too_early = {"Hold.end_transaction begins", "Lock.__exit__ begins"}
+    too_early = {"Entry.end_transaction begins", "Lock.__exit__ begins"}
     assert left_open <= len(too_early)
     assert orphaned <= TOO_EARLY
 
@@ -83,6 +83,6 @@ def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_
         places, orphaned = sweep(task, locks, prepare)
     finally:
         signals.lock_acquired.disconnect(complete)
-    assert ("Holds.undo begins" in places) == is_found
+    assert ("Handle.undo begins" in places) == is_found
     assert halves == []
     assert orphaned <= TOO_EARLY

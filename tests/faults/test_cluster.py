@@ -13,7 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from django_redislock import LockError, LockUnavailable, distributed_lock, doctor, held, holds
+from django_redislock import LockError, LockUnavailable, distributed_lock, doctor, handle, held
 from django_redislock.backends.cluster.backend import ClusterBackend
 from django_redislock.backends.registry import backends
 from django_redislock.doctor import examine, minimal_acl
@@ -237,7 +237,7 @@ def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_
 ):
     """All keys of a script may be there, so it begins, and ends where it needs another one."""
     monkeypatch.setattr(flows, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(holds, "NOTED_FROM", 0.0)
+    monkeypatch.setattr(handle, "NOTED_FROM", 0.0)
     cluster = make_cluster(kind)
     locks = cluster.locks(settings, key_prefix, **{**PATIENT, "TTL": 600})
     locks.configure(OPTIONS=UNHURRIED)

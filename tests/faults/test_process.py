@@ -29,8 +29,8 @@ from django_redislock import (
     LockLost,
     LockMisuse,
     distributed_lock,
+    handle,
     held,
-    holds,
     single_instance_task,
 )
 from django_redislock.backends.redis.dialing import DIALS_APART, Dialer
@@ -295,7 +295,7 @@ def are_in_the_watchdog(places):
 # Where Python has called what ends the lease, but not begun with it, nothing can be done: it is so
 # with each context manager and each `finally` that is written in Python. One ttl is lost.
 TOO_EARLY = {"Lock.__exit__ begins", "Lock.__aexit__ begins"}
-OF_RELEASE = {"Lock.release begins", "Holds._end begins"}
+OF_RELEASE = {"Lock.release begins", "Handle._end begins"}
 
 
 @contextmanager
@@ -316,7 +316,7 @@ def told():
 @contextmanager
 def by_flows():
     """Each acquire and release has its flow, as if its first answer were not the plain one."""
-    with mock.patch.multiple(holds, granted_by=lambda *_: None, RELEASED="never"):
+    with mock.patch.multiple(handle, granted_by=lambda *_: None, RELEASED="never"):
         yield
 
 
@@ -368,7 +368,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(is_async, li
             runner.run(aenter_both(limit)) if is_async else enter_both(limit)
 
         places, orphaned = sweep(use, locks, prepare=use, names=PAIR, permit=limit or 1)
-        assert {"together", "JointHolds._take_all", "JointHolds._let_go"} <= places
+        assert {"together", "JointHandle._take_all", "JointHandle._let_go"} <= places
         assert orphaned <= TOO_EARLY
         use()
 
@@ -402,9 +402,9 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(by_flow, use, locks):
     # Prepared by a connection: one that was interrupted is given up.
     with told(), by_flows() if by_flow else nullcontext():
         places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"FirstSteps.begin", "Connection.execute", "Holds._take_over"} <= places
+    assert {"FirstSteps.begin", "Connection.execute", "Handle._take_over"} <= places
     assert are_in_the_watchdog(places)
-    assert ({"_acquire", "_first_step", "Holds._attempt", "Holds._release"} <= places) is by_flow
+    assert ({"_acquire", "_first_step", "Handle._attempt", "Handle._release"} <= places) is by_flow
     assert orphaned <= (OF_RELEASE if use is acquire_and_release else TOO_EARLY)
     enter()  # No connection was lost on the way.
 
@@ -423,7 +423,7 @@ def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(lo
             assert (lease.held, lease.times_held) == (True, 1), interruption.place
         inner.release()
         assert lease.held
-    assert {"Holds._nest", "LeaseState.nest begins"} <= places
+    assert {"Handle._nest", "LeaseState.nest begins"} <= places
 
 
 def keep_until_the_commit():
@@ -444,12 +444,12 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(use, locks, 
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
     places, orphaned = sweep(use, locks, prepare=enter)
     assert {
-        "Holds._defer",
+        "Handle._defer",
         "LeaseState.hold_for_transactions begins",
         "at_end",
         "_Mark.__init__ begins",
     } <= places
-    assert orphaned <= {*TOO_EARLY, "Holds._end_deferred begins", "Holds._end begins"}
+    assert orphaned <= {*TOO_EARLY, "Handle._end_deferred begins", "Handle._end begins"}
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
@@ -474,7 +474,7 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(host, locks)
     url = locks.server.url.replace("127.0.0.1", host)
     locks.on(locks.server, TTL=30, LOCATION=url, OPTIONS=UNHURRIED)
     places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
-    assert {"Pool._take", "Session.call", "Holds._take_over"} <= places
+    assert {"Pool._take", "Session.call", "Handle._take_over"} <= places
     assert are_in_the_watchdog(places)
     assert places & {"Dialer._dial", "Dialer.dial"}  # By name, a thread of its own dials.
     assert orphaned <= TOO_EARLY
@@ -490,7 +490,11 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks):
             runner.run(aenter())
 
         places, orphaned = sweep(use, locks, prepare=use)
-        assert {"AsyncConnection.buffer_updated", "FirstSteps.abegin", "Holds._take_over"} <= places
+        assert {
+            "AsyncConnection.buffer_updated",
+            "FirstSteps.abegin",
+            "Handle._take_over",
+        } <= places
         assert are_in_the_watchdog(places)
         assert orphaned <= TOO_EARLY
         use()
@@ -528,7 +532,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(limit, loc
 
     draw = current_app.tasks[f"tests.draw-{limit}"]
     places, orphaned = sweep(draw, locks, prepare=draw)  # The first permit is the lock itself.
-    assert {"JobRun.attempt", "JobRun.run_body", "Holds._take_over"} <= places
+    assert {"JobRun.attempt", "JobRun.run_body", "Handle._take_over"} <= places
     assert orphaned <= TOO_EARLY
 
 
@@ -577,7 +581,7 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
                 assert child.read() == "released"
 
         rung = "_await_bell" if limit == 4 else "Attempt.heard begins"
-        named = (rung, "Holds._take_over")  # How many steps lead to the bell differs.
+        named = (rung, "Handle._take_over")  # How many steps lead to the bell differs.
         places, orphaned = sweep(use, locks, prepare, named=named)
         assert places >= set(named)
         assert orphaned <= TOO_EARLY

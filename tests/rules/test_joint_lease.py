@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_redislock.joint_holds import JointLease
+from django_redislock.joint_handle import JointLease
 from tests.rules.test_lease_state import END, TTL, claimed, is_renewed, me, state
 
 

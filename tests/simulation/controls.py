@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
-from django_redislock import holds, lease
+from django_redislock import handle, lease
 from django_redislock.rules import flows, lease_state
 from django_redislock.rules.flows import Granted
 from tests.rules.model import naive
@@ -78,7 +78,7 @@ def acquiring_by(naively):
 
     variant = SimpleNamespace(**{**vars(flows), "acquire": acquire})
     with (
-        patch.object(holds, "flows", variant),
+        patch.object(handle, "flows", variant),
         patch.object(SimulatedBackend, "begin", lambda self, form: None),
     ):
         yield
@@ -101,7 +101,7 @@ def ending_its_own_permit_alone():
         lease, timeout = hold.lease, hold.terms.operation_timeout
         yield from flows.undo(self.name, lease.token, timeout, lease.permit_number)
 
-    with patch.object(holds.Holds, "_clear_up", clear_up):
+    with patch.object(handle.Handle, "_clear_up", clear_up):
         yield
 
 
@@ -120,7 +120,7 @@ def counting_from_the_reply():
         return lease_state.granted_by(value, now, now, certain)
 
     with (
-        patch.object(holds, "granted_by", granted_by),
+        patch.object(handle, "granted_by", granted_by),
         patch.object(flows, "granted_by", granted_by),
     ):
         yield

@@ -57,7 +57,7 @@ def calls(stats):
 
 def lease_of(lock):
     """The lease that somebody has by this handle; lock.lease tells a caller its own only."""
-    return next((hold.lease for hold in reversed(lock._holds) if not hold.over), None)
+    return next((entry.lease for entry in reversed(lock._entries) if not entry.over), None)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def servers(place, shared_cluster, shared_watched):
 @pytest.mark.no_permit("it would be another log")
 def test_the_same_is_sent_as_was_written_down(request, place, servers, monkeypatch):
     # A lease that was held for some time is noted at its end, by another script.
-    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     random.seed(1)  # It chooses among the permits of a quorum.
     # A quorum has a majority before all have answered: those may have granted what is to be undone.
     passed_over = {"leave"} if place.name == "quorum" else ()

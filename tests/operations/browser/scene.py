@@ -9,7 +9,7 @@ from itertools import count
 
 from django.db import connections
 
-from django_redislock import distributed_lock, held, holds
+from django_redislock import distributed_lock, handle, held
 from django_redislock.holder import Activity, busy_with, current_owner
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import RunMarker
@@ -48,7 +48,7 @@ def machine(host, pid, locks):
     def pretended(limit=0):
         return replace(current_owner(limit), host=host, pid=pid, command="celery worker")
 
-    holds.current_owner = pretended
+    handle.current_owner = pretended
 
     def is_queued(name):
         owners = [waiter.owner for waiter in held.detail(name).waiters]

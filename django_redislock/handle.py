@@ -58,17 +58,17 @@ _TOLD = ("warn", "error")
 # Values with which the thread's transactions are judged before the lock is taken.
 REFUSED = ("error", DEFER)
 # Leases of one handle that have ended without a release; the oldest are forgotten.
-MOST_HOLDS = 1000
+MOST_ENTRIES = 1000
 MOST_NAMES = 4096  # Names known to be of locks with or without a limit.
 
 
-class Hold:
+class Entry:
     """One acquire, or one entry of a block, by a handle."""
 
     lease: Lease | None = None
     over = False  # Released within its block, which has not been left yet.
     transaction: AbstractContextManager[None] | None = None  # That of the block.
-    parts: Sequence[Any] = ()  # Of a joint lock: see joint_holds.Part.
+    parts: Sequence[Any] = ()  # Of a joint lock: see joint_handle.Part.
     attempt: Attempt | None = None  # That asks for the lease; None if the holder has it already.
 
     def __init__(self, backend: Backend, terms: Terms, block: bool) -> None:
@@ -86,7 +86,7 @@ class Hold:
         )
 
     def is_of(self, holder: object) -> bool:
-        """Whether it is a hold of *holder*."""
+        """Whether it is an entry of *holder*."""
         if self.lease is None or self.lease.holder() is not holder:
             return False
         caller = self.lease.caller
@@ -110,81 +110,81 @@ class Hold:
             raise
 
 
-def awaits_commit(hold: Hold) -> bool:
+def awaits_commit(entry: Entry) -> bool:
     """Whether transactions go on with its lease: its success counts when they are committed."""
-    assert hold.lease is not None
-    return hold.terms.release_before_commit == DEFER and hold.lease.transactions > 0
+    assert entry.lease is not None
+    return entry.terms.release_before_commit == DEFER and entry.lease.transactions > 0
 
 
-class Holds:
-    """The holds of one handle: the private half of lock.Lock."""
+class Handle:
+    """The entries of one handle: the private half of lock.Lock."""
 
-    __slots__ = ("_holds", "_options", "_place", "_run", "name", "template")
+    __slots__ = ("_entries", "_options", "_place", "_run", "name", "template")
 
     name: str
     template: str  # The name as it was written.
     _options: Options
     _run: flows.RunMarker | None  # The run of a task, if it is for one.
     _place: str  # Where the decorator stands.
-    _holds: list[Hold]  # The newest last.
+    _entries: list[Entry]  # The newest last.
 
-    def _own_hold(self) -> Hold | None:
+    def _own_entry(self) -> Entry | None:
         me = current_holder()
-        for hold in reversed(tuple(self._holds)):  # Other threads take out theirs meanwhile.
-            if not hold.over and hold.is_of(me):
-                return hold
+        for entry in reversed(tuple(self._entries)):  # Other threads take out theirs meanwhile.
+            if not entry.over and entry.is_of(me):
+                return entry
         return None
 
-    def _hold_to_end(self, *, block: bool) -> Hold | None:
-        """The hold to end, by a release or the end of a *block*: the caller's last, or else the
+    def _entry_to_end(self, *, block: bool) -> Entry | None:
+        """The entry to end, by a release or the end of a *block*: the caller's last, or else the
         only one of that kind. A release never ends another's block."""
         # A copy: other threads take out theirs meanwhile, and a loop would pass over one of ours.
-        every = tuple(self._holds)
+        every = tuple(self._entries)
         if len(every) != 1 or every[0].block is not block or every[0].over:
-            every = tuple([hold for hold in every if (hold.block if block else not hold.over)])
+            every = tuple([entry for entry in every if (entry.block if block else not entry.over)])
             me = current_holder()
-            if mine := [hold for hold in every if hold.is_of(me)]:
+            if mine := [entry for entry in every if entry.is_of(me)]:
                 return mine[-1]
-            every = tuple([hold for hold in every if hold.block is block])
+            every = tuple([entry for entry in every if entry.block is block])
         return every[0] if len(every) == 1 else None
 
-    def _add(self, hold: Hold) -> None:
-        """Add *hold* to a handle that has other holds."""
+    def _add(self, entry: Entry) -> None:
+        """Add *entry* to a handle that has others."""
         me = current_holder()
-        over = [other for other in tuple(self._holds) if other.over and other.is_of(me)]
-        if over and not hold.block:
-            # Released and acquired again within a block: the block's end ends this hold.
-            hold.block = True
-            self._holds.append(hold)
+        over = [other for other in tuple(self._entries) if other.over and other.is_of(me)]
+        if over and not entry.block:
+            # Released and acquired again within a block: the block's end ends this entry.
+            entry.block = True
+            self._entries.append(entry)
             self._remove(over[-1])
             return
-        self._holds.append(hold)
-        if len(self._holds) > MOST_HOLDS:
+        self._entries.append(entry)
+        if len(self._entries) > MOST_ENTRIES:
             # Leases that run out instead of being released must not fill the memory.
-            forgotten = (one for one in tuple(self._holds) if not (one.block or one.may_be_held))
+            forgotten = (one for one in tuple(self._entries) if not (one.block or one.may_be_held))
             if oldest := next(forgotten, None):
                 self._remove(oldest)
 
-    def _remove(self, hold: Hold) -> None:
+    def _remove(self, entry: Entry) -> None:
         with suppress(ValueError):  # It is not there any more.
-            self._holds.remove(hold)
+            self._entries.remove(entry)
 
-    def _drop(self, hold: Hold, *, block: bool) -> int:
-        """End *hold*. Returns how many acquires of its lease are left.
+    def _drop(self, entry: Entry, *, block: bool) -> int:
+        """End *entry*. Returns how many acquires of its lease are left.
 
-        A hold of a block stays in the list until the block ends. Without it, the end of the block
-        would find a hold of another thread.
+        An entry of a block stays in the list until the block ends. Without it, the end of the block
+        would find the entry of another thread.
         """
-        lease = hold.lease
+        lease = entry.lease
         assert lease is not None
         left = lease.times_held
-        if not hold.over:
+        if not entry.over:
             # First: an interrupt where this begins leaves both as they were.
             left = lease.unnest()
-            hold.over = True
-        if block or not hold.block:
+            entry.over = True
+        if block or not entry.block:
             try:  # noqa: SIM105 - suppress() costs more than all the rest
-                self._holds.remove(hold)
+                self._entries.remove(entry)
             except ValueError:
                 pass  # It is not there any more.
         return left
@@ -197,31 +197,31 @@ class Holds:
         """As acquire(), with the whole outcome. For the package's own integrations.
 
         Args:
-            block: Whether ``__exit__()`` ends the hold, as of a block; else ``release()`` does.
+            block: Whether ``__exit__()`` ends the entry, as of a block; else ``release()`` does.
             since: When the whole wait began, if this is a part of it. The caller tells if it runs
                 out.
         """
-        hold = self._new_hold(block=block)
-        backend = hold.backend
+        entry = self._new_entry(block=block)
+        backend = entry.backend
         try:
             if running_loop() is not None and must_not_block():
                 raise misuse.blocks_the_loop(self.name, "`async with` or `await lock.aacquire()`")
-            if self.name in backend.leases and (nested := self._nest(hold, blocking=True)):
+            if self.name in backend.leases and (nested := self._nest(entry, blocking=True)):
                 return nested
-            form = hold.attempt = self._first_try(hold)
+            form = entry.attempt = self._first_try(entry)
             backend.begin(form)
             granted = form.granted or granted_by(
                 form.reply, form.sent, form.now, form.terms.certain
             )
             if granted and form.made_in is process.current:
-                lease = self._take_over(hold, form, granted)
+                lease = self._take_over(entry, form, granted)
                 if signals.lock_acquired.receivers:
-                    news = self._news_of_grant(hold, form.sent if since is None else since)
+                    news = self._news_of_grant(entry, form.sent if since is None else since)
                     signals.lock_acquired.send_robust(**news)
                 return lease
-            return backend.run(self._attempt(hold, form, since), form)
+            return backend.run(self._attempt(entry, form, since), form)
         except BaseException:
-            if undo := self._undo(hold, block=block):
+            if undo := self._undo(entry, block=block):
                 backend.run(undo)
             raise
 
@@ -229,30 +229,30 @@ class Holds:
         self, *, block: bool = True, since: float | None = None
     ) -> Lease | Busy | Done | Finished:
         """See attempt()."""
-        hold = self._new_hold(block=block)
-        backend = hold.backend
+        entry = self._new_entry(block=block)
+        backend = entry.backend
         try:
             if self._options.release_on_commit:
                 raise misuse.awaits_a_commit(self.name)
-            if self.name in backend.leases and (nested := self._nest(hold, blocking=False)):
+            if self.name in backend.leases and (nested := self._nest(entry, blocking=False)):
                 return nested
-            form = hold.attempt = self._first_try(hold)
+            form = entry.attempt = self._first_try(entry)
             await backend.abegin(form)
             granted = form.granted or granted_by(
                 form.reply, form.sent, form.now, form.terms.certain
             )
             if granted and form.made_in is process.current:
-                lease = self._take_over(hold, form, granted)
+                lease = self._take_over(entry, form, granted)
                 if signals.lock_acquired.receivers:
-                    news = self._news_of_grant(hold, form.sent if since is None else since)
+                    news = self._news_of_grant(entry, form.sent if since is None else since)
                     await signals.lock_acquired.asend_robust(**news)
                 return lease
-            return await backend.arun(self._attempt(hold, form, since), form)
+            return await backend.arun(self._attempt(entry, form, since), form)
         except GeneratorExit:
-            self._undo(hold, block=block)  # Nothing can be awaited any more.
+            self._undo(entry, block=block)  # Nothing can be awaited any more.
             raise
         except BaseException:
-            if undo := self._undo(hold, block=block):
+            if undo := self._undo(entry, block=block):
                 await backend.arun(undo)
             raise
 
@@ -274,12 +274,12 @@ class Holds:
             outcome.reason,
         )
 
-    def _new_hold(self, *, block: bool) -> Hold:
+    def _new_entry(self, *, block: bool) -> Entry:
         if self._options.atomic is not None and not block:
             raise misuse.needs_a_block(self.name)
         if threading.local is not LOCAL:
             raise misuse.is_patched_late(self.name)
-        outer = self._own_hold() if self._holds else None
+        outer = self._own_entry() if self._entries else None
         if getpid() != process.pid:  # Here, to save a call: process.this() compares the same.
             process.this()
         # Settings that are changed while it is held count from the next lease on.
@@ -288,17 +288,17 @@ class Holds:
         else:
             using = self._options.using
             backend = backends.get(using) or backends[using]
-        return Hold(backend, backend.terms(self._options), block)
+        return Entry(backend, backend.terms(self._options), block)
 
-    def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
+    def _nest(self, entry: Entry, *, blocking: bool) -> Lease | None:
         """The lease that this holder has already, if it may be taken again; None if it has none."""
         me = current_holder()
-        now = hold.backend.clock()
-        limit, in_the_way = hold.terms.limit, 0
+        now = entry.backend.clock()
+        limit, in_the_way = entry.terms.limit, 0
         lost: Lease | None = None
         error: LockMisuse | None = None
         # Of several, all but the newest are lost, or they are other permits.
-        for lease in reversed(hold.backend.leases.of(self.name)):
+        for lease in reversed(entry.backend.leases.of(self.name)):
             holder = lease.holder()
             if holder is not me and running_loop() is None:
                 continue  # Another thread's, which can release it while this one waits.
@@ -310,12 +310,12 @@ class Holds:
                 if not may_be_held:
                     lost = lost or lease
                     continue
-                # First: after an interrupt where this begins, the hold has no lease to give back.
+                # First: after an interrupt where this begins, the entry has no lease to give back.
                 lease.nest()
-                hold.lease = lease
-                self._add(hold)
+                entry.lease = lease
+                self._add(entry)
                 return lease
-            if not may_be_held or not hold.terms.wait:
+            if not may_be_held or not entry.terms.wait:
                 continue  # Without a wait, it is as busy as for anybody else.
             refusal: LockMisuse | None = misuse.shares_a_thread(self.name)
             if holder is not me or is_mine:
@@ -332,18 +332,18 @@ class Holds:
             raise copy(error)  # Else this frame and the error would refer to each other.
         return None
 
-    def _first_try(self, hold: Hold) -> Attempt:
-        terms, options, run = hold.terms, self._options, self._run
+    def _first_try(self, entry: Entry) -> Attempt:
+        terms, options, run = entry.terms, self._options, self._run
         if terms.release_before_commit in REFUSED:
-            self._refuse_transaction(hold)
+            self._refuse_transaction(entry)
         markers = NO_MARKERS
-        if run is not None and hold.backend.supports_records:
-            markers = DoneMarkers(options.once > 0, run.id, hold.backend.retention)
+        if run is not None and entry.backend.supports_records:
+            markers = DoneMarkers(options.once > 0, run.id, entry.backend.retention)
         elif options.once and not options.renews_once:
             markers = DoneMarkers(once=True)
         # A name that might be a template was not checked for its length before.
         name = check_name(self.name) if "{" in self.name else self.name
-        with_limit, known = options.limit is not None, hold.backend.has_limit
+        with_limit, known = options.limit is not None, entry.backend.has_limit
         if known.setdefault(name, with_limit) is not with_limit:
             raise misuse.mixes_limits(name, options.limit)
         if len(known) > MOST_NAMES:
@@ -353,78 +353,80 @@ class Holds:
             name,
             owner,
             terms,
-            replicas=hold.backend.conf.replicas_ack,
+            replicas=entry.backend.conf.replicas_ack,
             markers=markers,
             template=self.template,
             has_limit=with_limit,
             is_of_run=run is not None,
         )
 
-    def _refuse_transaction(self, hold: Hold) -> None:
+    def _refuse_transaction(self, entry: Entry) -> None:
         """Refuse an acquire whose release would come before the commit, or never."""
-        if hold.terms.release_before_commit == DEFER:
+        if entry.terms.release_before_commit == DEFER:
             if database := transactions.by_hand():
                 raise transactions.never_ends(self.name, database)
         elif transactions.is_open():
-            raise transactions.refused(self.name, hold.backend.alias, of_task=self._is_of_task)
+            raise transactions.refused(self.name, entry.backend.alias, of_task=self._is_of_task)
 
     def _attempt(
-        self, hold: Hold, form: Attempt, since: float | None
+        self, entry: Entry, form: Attempt, since: float | None
     ) -> Flow[Lease | Busy | Done | Finished]:
         """The flow of an attempt that is not granted at once."""
-        started = form.sent or hold.backend.clock()
-        outcome = yield from self._ask(hold, form, started if since is None else since)
+        started = form.sent or entry.backend.clock()
+        outcome = yield from self._ask(entry, form, started if since is None else since)
         if isinstance(outcome, Lease):
-            yield from self._tell_acquired(hold, started if since is None else since)
+            yield from self._tell_acquired(entry, started if since is None else since)
         elif isinstance(outcome, Busy) and since is None:
-            yield from self._tell_timed_out(hold, outcome, started)
+            yield from self._tell_timed_out(entry, outcome, started)
         return outcome
 
-    def _ask(self, hold: Hold, form: Attempt, since: float) -> Flow[Lease | Busy | Done | Finished]:
+    def _ask(
+        self, entry: Entry, form: Attempt, since: float
+    ) -> Flow[Lease | Busy | Done | Finished]:
         """Ask for the lock. Only if no server answers, somebody is told: who has waited *since*."""
-        started = form.sent or hold.backend.clock()
-        lookout = Lookout(hold.backend, form, started)
-        take_over = partial(self._take_over, hold, form)
+        started = form.sent or entry.backend.clock()
+        lookout = Lookout(entry.backend, form, started)
+        take_over = partial(self._take_over, entry, form)
         try:
             outcome = yield from lookout.over(flows.acquire(form, started, take_over, lookout))
         except LockUnavailable as error:
-            yield from self._tell_unavailable(hold, error, since)
+            yield from self._tell_unavailable(entry, error, since)
             raise
         if isinstance(outcome, Granted):
-            assert hold.lease is not None
-            return hold.lease
+            assert entry.lease is not None
+            return entry.lease
         return outcome
 
-    def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
+    def _tell_acquired(self, entry: Entry, since: float) -> Flow[None]:
         if signals.lock_acquired.receivers:
-            yield Notify(signals.lock_acquired, self._news_of_grant(hold, since))
+            yield Notify(signals.lock_acquired, self._news_of_grant(entry, since))
 
-    def _news_of_grant(self, hold: Hold, since: float) -> dict[str, Any]:
-        lease, attempt = hold.lease, hold.attempt
+    def _news_of_grant(self, entry: Entry, since: float) -> dict[str, Any]:
+        lease, attempt = entry.lease, entry.attempt
         assert lease is not None
         owner = None if attempt is None else attempt.blocked_by
         return {
             "sender": self._sender,
             "lease": lease,
-            "waited": hold.backend.clock() - since,
+            "waited": entry.backend.clock() - since,
             "blocked_by": None if owner is None else Owner.unpack(owner.decode(errors="replace")),
             "template": lease.template,
         }
 
-    def _tell_timed_out(self, hold: Hold, busy: Busy, since: float) -> Flow[None]:
+    def _tell_timed_out(self, entry: Entry, busy: Busy, since: float) -> Flow[None]:
         why = {"holder": busy.holder, "blocked_by": busy.holding.owner}
-        yield from self._tell_in_vain(signals.lock_timed_out, hold, busy.name, since, **why)
+        yield from self._tell_in_vain(signals.lock_timed_out, entry, busy.name, since, **why)
 
-    def _tell_unavailable(self, hold: Hold, error: LockUnavailable, since: float) -> Flow[None]:
-        why = {"reason": error.reason, "lease": hold.lease}
-        yield from self._tell_in_vain(signals.lock_unavailable, hold, self.name, since, **why)
+    def _tell_unavailable(self, entry: Entry, error: LockUnavailable, since: float) -> Flow[None]:
+        why = {"reason": error.reason, "lease": entry.lease}
+        yield from self._tell_in_vain(signals.lock_unavailable, entry, self.name, since, **why)
 
     def _tell_in_vain(
-        self, signal: Signal, hold: Hold, name: str, since: float, **why: Any
+        self, signal: Signal, entry: Entry, name: str, since: float, **why: Any
     ) -> Flow[None]:
         if signal.receivers:
-            waited = hold.backend.clock() - since
-            news = {"name": name, "using": hold.backend.alias, "waited": waited, **why}
+            waited = entry.backend.clock() - since
+            news = {"name": name, "using": entry.backend.alias, "waited": waited, **why}
             template = self._template_of(name)
             yield Notify(signal, {"sender": self._sender, "template": template, **news})
 
@@ -432,136 +434,138 @@ class Holds:
         """The template of one of its names."""
         return self.template
 
-    def _take_over(self, hold: Hold, form: Attempt, granted: Granted) -> Lease:
+    def _take_over(self, entry: Entry, form: Attempt, granted: Granted) -> Lease:
         """Make the lease of a grant, and let the backend look after it."""
-        backend = hold.backend
-        holder, caller = new_holder(for_block=hold.block)
-        lease = hold.lease = Lease(form, granted, holder, caller, backend)
-        if self._holds:
-            self._add(hold)
+        backend = entry.backend
+        holder, caller = new_holder(for_block=entry.block)
+        lease = entry.lease = Lease(form, granted, holder, caller, backend)
+        if self._entries:
+            self._add(entry)
         else:
-            self._holds.append(hold)
+            self._entries.append(entry)
         backend.leases.add(lease)
         backend.watch(lease)
         return lease
 
-    def _undo(self, hold: Hold, *, block: bool) -> Flow[bool] | None:
-        """After an interrupt: drop *hold*. Returns the flow that ends its lease, if one is needed.
+    def _undo(self, entry: Entry, *, block: bool) -> Flow[bool] | None:
+        """After an interrupt: drop *entry*. Returns the flow that ends its lease, if one is needed.
 
         The server may have granted its attempt. If its flow knows of it, the flow undoes the grant.
         """
-        if hold.process is not process.this():
+        if entry.process is not process.this():
             return None
-        lease, form = hold.lease, hold.attempt
+        lease, form = entry.lease, entry.attempt
         if lease is None:
             if form is None or form.is_told:
                 return None
             return flows.undo_attempt(form)
-        if self._drop(hold, block=block) > 0:
+        if self._drop(entry, block=block) > 0:
             return None
-        hold.backend.leases.discard(lease)
-        return self._undo_of(hold)
+        entry.backend.leases.discard(lease)
+        return self._undo_of(entry)
 
-    def _undo_of(self, hold: Hold) -> Flow[bool]:
-        """The flow that ends what the server keeps of the lease of *hold*."""
-        assert hold.lease is not None
-        lease, terms = hold.lease, hold.terms
+    def _undo_of(self, entry: Entry) -> Flow[bool]:
+        """The flow that ends what the server keeps of the lease of *entry*."""
+        assert entry.lease is not None
+        lease, terms = entry.lease, entry.terms
         timeout, permit = terms.operation_timeout, lease.permit_number
         return flows.undo(lease.name, lease.token, timeout, permit, terms.limit)
 
     # --- release ------------------------------------------------------------------------------
 
-    def _end(self, success: bool, *, block: bool, hold: Hold | None = None) -> None:
+    def _end(self, success: bool, *, block: bool, entry: Entry | None = None) -> None:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
         form: Release | None = None
         try:
-            hold = hold or self._hold_to_end(block=block)
+            entry = entry or self._entry_to_end(block=block)
             if (
-                hold is not None
-                and hold.terms.release_before_commit == DEFER
-                and (database := self._defer(hold, success))
+                entry is not None
+                and entry.terms.release_before_commit == DEFER
+                and (database := self._defer(entry, success))
             ):
-                hold.terms = hold.terms._replace(release_before_commit="ignore")
-                self._end(success, block=block, hold=hold)
+                entry.terms = entry.terms._replace(release_before_commit="ignore")
+                self._end(success, block=block, entry=entry)
                 raise transactions.never_ends(self.name, database, released=True)
-            if form := self._let_go(hold, success, block=block):
-                assert hold is not None
+            if form := self._let_go(entry, success, block=block):
+                assert entry is not None
                 if form.is_plain:
-                    hold.backend.begin(form)
+                    entry.backend.begin(form)
                 if form.reply != RELEASED:
-                    hold.backend.run(self._release(hold, form, success), form)
+                    entry.backend.run(self._release(entry, form, success), form)
                 elif signals.lock_released.receivers:
-                    signals.lock_released.send_robust(**self._news_of_release(hold, success))
+                    signals.lock_released.send_robust(**self._news_of_release(entry, success))
         except LockError:
             raise
         except BaseException:
-            hold = hold or self._hold_to_end(block=block)
-            if hold is not None and (undo := self._undo_end(hold, form, block=block)):
-                hold.backend.run(undo)
+            entry = entry or self._entry_to_end(block=block)
+            if entry is not None and (undo := self._undo_end(entry, form, block=block)):
+                entry.backend.run(undo)
             raise
 
-    async def _aend(self, success: bool, *, block: bool, hold: Hold | None = None) -> None:
+    async def _aend(self, success: bool, *, block: bool, entry: Entry | None = None) -> None:
         """See _end()."""
         form: Release | None = None
         try:
-            hold = hold or self._hold_to_end(block=block)
-            if form := self._let_go(hold, success, block=block):
-                assert hold is not None
+            entry = entry or self._entry_to_end(block=block)
+            if form := self._let_go(entry, success, block=block):
+                assert entry is not None
                 if form.is_plain:
-                    await hold.backend.abegin(form)
+                    await entry.backend.abegin(form)
                 if form.reply != RELEASED:
-                    await hold.backend.arun(self._release(hold, form, success), form)
+                    await entry.backend.arun(self._release(entry, form, success), form)
                 elif signals.lock_released.receivers:
-                    news = self._news_of_release(hold, success)
+                    news = self._news_of_release(entry, success)
                     await signals.lock_released.asend_robust(**news)
         except (LockError, GeneratorExit):
             raise
         except BaseException:
-            hold = hold or self._hold_to_end(block=block)
-            if hold is not None and (undo := self._undo_end(hold, form, block=block)):
-                await hold.backend.arun(undo)
+            entry = entry or self._entry_to_end(block=block)
+            if entry is not None and (undo := self._undo_end(entry, form, block=block)):
+                await entry.backend.arun(undo)
             raise
 
-    def _undo_end(self, hold: Hold, form: Release | None, *, block: bool) -> Flow[bool] | None:
+    def _undo_end(self, entry: Entry, form: Release | None, *, block: bool) -> Flow[bool] | None:
         """After an interrupt: as _undo(), once the server has noted what *form* leaves behind."""
-        undo = self._undo(hold, block=block)
+        undo = self._undo(entry, block=block)
         if undo is None or form is None or not (form.is_plain and form.notes):
             return undo
         # If the flow has it, the flow has sent it again.
         return undo if form.is_told or form.reply is not None else _released_again(form, undo)
 
-    def _let_go(self, hold: Hold | None, success: bool, *, block: bool) -> Release | None:
+    def _let_go(self, entry: Entry | None, success: bool, *, block: bool) -> Release | None:
         """Rely on the lease no more. Returns its release, or None if an outer acquire goes on."""
-        if hold is None:
-            if self._holds or not block:
-                several = [one for one in tuple(self._holds) if one.block is block and not one.over]
+        if entry is None:
+            if self._entries or not block:
+                several = [
+                    one for one in tuple(self._entries) if one.block is block and not one.over
+                ]
                 raise (misuse.holds_several if several else misuse.holds_none)(self.name)
             return None
-        lease, backend, options = hold.lease, hold.backend, self._options
+        lease, backend, options = entry.lease, entry.backend, self._options
         assert lease is not None
         if getpid() != process.pid:
             process.this()
-        if hold.process is not process.current:
+        if entry.process is not process.current:
             if not block:
                 raise misuse.belongs_to_the_parent(self.name)
-            self._remove(hold)
+            self._remove(entry)
             return None
-        if hold.over:  # Released within the block.
-            self._remove(hold)
+        if entry.over:  # Released within the block.
+            self._remove(entry)
             return None
         now = backend.clock()
         if now >= lease.ends:
             backend.note_expiry(lease)  # Before it is ended here: an ended lease does not expire.
-        if success and options.min_hold and not awaits_commit(hold):
+        if success and options.min_hold and not awaits_commit(entry):
             lease.succeeded(options.min_hold)
-        if self._drop(hold, block=block) > 0:
+        if self._drop(entry, block=block) > 0:
             return None
-        if hold.terms.release_before_commit in _TOLD:
+        if entry.terms.release_before_commit in _TOLD:
             for connection in transactions.of_this_thread.connections:
                 if (
                     connection.in_atomic_block
                     and transactions.is_open()
-                    and self._ends_a_lease(hold)
+                    and self._ends_a_lease(entry)
                 ):
                     of_task = self._is_of_task
                     transactions.warn(self.name, backend.alias, self._place, of_task=of_task)
@@ -574,7 +578,7 @@ class Holds:
         once = options.once if success else 0.0
         return Release(
             lease,
-            hold.terms,
+            entry.terms,
             insist=block,
             ended=ended,
             once=once,
@@ -582,85 +586,85 @@ class Holds:
             retention=backend.retention,
         )
 
-    def _ends_a_lease(self, hold: Hold) -> bool:
-        """Whether the end of *hold* ends a lease. Of a joint lock, all may be held further."""
+    def _ends_a_lease(self, entry: Entry) -> bool:
+        """Whether the end of *entry* ends a lease. Of a joint lock, all may be held further."""
         return True
 
-    def _defer(self, hold: Hold, success: bool) -> str | None:
+    def _defer(self, entry: Entry, success: bool) -> str | None:
         """Let the transactions that are open hold the lease too, until they are over.
 
         Returns the alias of a database with autocommit off, if there is one: nobody hears of its
         commit.
         """
-        if hold.over or not hold.may_be_held:
+        if entry.over or not entry.may_be_held:
             return None  # It is over; the block or release() will say so.
-        theirs = self._hold_of_transactions(hold)
+        theirs = self._entry_of_transactions(entry)
         lease = theirs.lease
         assert lease is not None
         if transactions.at_end(partial(self._end_deferred, theirs, success)):
             theirs.over = not lease.hold_for_transactions()  # In one step, whatever interrupts it.
         return transactions.by_hand()
 
-    def _hold_of_transactions(self, hold: Hold) -> Hold:
-        """A hold of the same lease for transactions; it counts as over until they have it."""
-        terms = hold.terms._replace(release_before_commit="ignore")
-        theirs = Hold(hold.backend, terms, block=True)
-        theirs.lease, theirs.over = hold.lease, True
+    def _entry_of_transactions(self, entry: Entry) -> Entry:
+        """An entry with the same lease for transactions; it counts as over until they have it."""
+        terms = entry.terms._replace(release_before_commit="ignore")
+        theirs = Entry(entry.backend, terms, block=True)
+        theirs.lease, theirs.over = entry.lease, True
         return theirs
 
-    def _end_deferred(self, hold: Hold, success: bool, committed: bool) -> None:
+    def _end_deferred(self, entry: Entry, success: bool, committed: bool) -> None:
         """End the lease after its transactions. Errors are logged: no code can catch them."""
-        if hold.over or hold.lease is None:
+        if entry.over or entry.lease is None:
             return  # The release was interrupted before they held it.
         try:
-            self._end(success and committed, block=True, hold=hold)
+            self._end(success and committed, block=True, entry=entry)
         except LockError as error:
             logger.error(  # noqa: TRY400 - it is no bug
                 "The transaction under lock %r is over: %s",
                 self.name,
                 error,
-                extra=logs.of(hold.lease),
+                extra=logs.of(entry.lease),
             )
         finally:
-            hold.lease.transactions_are_over()
+            entry.lease.transactions_are_over()
 
-    def _release(self, hold: Hold, form: Release, success: bool) -> Flow[None]:
-        lease, backend = hold.lease, hold.backend
+    def _release(self, entry: Entry, form: Release, success: bool) -> Flow[None]:
+        lease, backend = entry.lease, entry.backend
         assert lease is not None
         now = backend.clock()
         if lease.is_lost:
-            yield from self._clear_up(hold, lease.loss_reason(now))
+            yield from self._clear_up(entry, lease.loss_reason(now))
             raise lease.loss(now)
         try:
             reason = yield from release(form)
         except LockUnavailable as error:
-            yield from self._tell_unavailable(hold, error, form.sent or now)
+            yield from self._tell_unavailable(entry, error, form.sent or now)
             raise
         now = backend.clock()
         if reason is not None:
             backend.lost(lease, reason, at_release=True)
-            yield from self._clear_up(hold, reason)
+            yield from self._clear_up(entry, reason)
             raise lease.loss(now)
-        yield from self._tell_released(hold, success)
+        yield from self._tell_released(entry, success)
 
-    def _clear_up(self, hold: Hold, reason: LostReason | None) -> Flow[None]:
+    def _clear_up(self, entry: Entry, reason: LostReason | None) -> Flow[None]:
         """End what the server may keep of a lost lease (R4): others would wait for that."""
         # A renewal that was answered too late, or never, may have kept the lease. With a limit, its
         # acquire may have arrived once more after its end, and got another permit.
-        if hold.terms.limit > 1 or reason in {"expired", "unreachable"}:
-            yield from self._undo_of(hold)
+        if entry.terms.limit > 1 or reason in {"expired", "unreachable"}:
+            yield from self._undo_of(entry)
 
-    def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
+    def _tell_released(self, entry: Entry, success: bool) -> Flow[None]:
         if signals.lock_released.receivers:
-            yield Notify(signals.lock_released, self._news_of_release(hold, success))
+            yield Notify(signals.lock_released, self._news_of_release(entry, success))
 
-    def _news_of_release(self, hold: Hold, success: bool) -> dict[str, Any]:
-        lease = hold.lease
+    def _news_of_release(self, entry: Entry, success: bool) -> dict[str, Any]:
+        lease = entry.lease
         assert lease is not None
         return {
             "sender": self._sender,
             "lease": lease,
-            "held_for": hold.backend.clock() - lease.granted_at,
+            "held_for": entry.backend.clock() - lease.granted_at,
             "success": success,
             "template": lease.template,
         }
@@ -670,20 +674,20 @@ class Holds:
 
         For the package's own integrations. The end of the block does nothing then.
         """
-        hold = self._hold_to_end(block=True)
-        if hold is None or hold.lease is None:
+        entry = self._entry_to_end(block=True)
+        if entry is None or entry.lease is None:
             return
         try:
-            if undo := self._undo(hold, block=True):
-                hold.backend.run(self._given_back(hold, undo))
+            if undo := self._undo(entry, block=True):
+                entry.backend.run(self._given_back(entry, undo))
         except BaseException:
-            if undo := self._undo(hold, block=True):
-                hold.backend.run(undo)
+            if undo := self._undo(entry, block=True):
+                entry.backend.run(undo)
             raise
 
-    def _given_back(self, hold: Hold, undo: Flow[bool]) -> Flow[None]:
+    def _given_back(self, entry: Entry, undo: Flow[bool]) -> Flow[None]:
         yield from undo
-        yield from self._tell_released(hold, success=False)
+        yield from self._tell_released(entry, success=False)
 
     @property
     def _sender(self) -> type:

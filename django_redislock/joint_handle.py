@@ -1,6 +1,6 @@
 """How several locks are acquired and released as one: all of them, or none.
 
-Each is a single lock, asked for and ended by the flows of holds.py. This module decides the order
+Each is a single lock, asked for and ended by the flows of handle.py. This module decides the order
 of the waits, and which locks are given back meanwhile.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from django_redislock import misuse, process
 from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.holds import REFUSED, Hold, Holds, awaits_commit
+from django_redislock.handle import REFUSED, Entry, Handle, awaits_commit
 from django_redislock.lease import Lease
 from django_redislock.misuse import check_callback
 from django_redislock.rules.flows import Busy, Done, Finished
@@ -175,19 +175,19 @@ Outcome = Lease | Busy | Done | Finished
 NO_TEMPLATES: Mapping[str, str] = {}  # No name was formatted: each is its own template.
 
 
-class Part(Holds):
-    """One lock of a joint lock, and its hold by one acquire."""
+class Part(Handle):
+    """One lock of a joint lock, and its entry."""
 
-    __slots__ = ("_belongs_to", "_ending", "_of", "_terms", "hold", "is_nested")
+    __slots__ = ("_belongs_to", "_ending", "_of", "_terms", "entry", "is_nested")
 
     def __init__(
         self,
         name: str,
         options: Options,
         run: RunMarker | None,
-        hold: Hold,
+        entry: Entry,
         belongs_to: str,
-        of: type[Holds],
+        of: type[Handle],
         template: str,
     ) -> None:
         """Ask for nothing yet.
@@ -196,7 +196,7 @@ class Part(Holds):
             name: The name of the lock.
             options: The options of the lock.
             run: The run of a task, if this lock keeps its record.
-            hold: The hold of the lock.
+            entry: That of the lock.
             belongs_to: All names of the joint lock, for operators.
             of: The class of the joint lock: the sender of signals.
             template: The name as it was written.
@@ -206,12 +206,12 @@ class Part(Holds):
         self._options = options
         self._run = run
         self._place = ""
-        self._holds = []
+        self._entries = []
         self._belongs_to = belongs_to
         self._of = of
-        self._terms = hold.terms
+        self._terms = entry.terms
         self._ending: Release | None = None
-        self.hold = hold
+        self.entry = entry
         self.is_nested = False
 
     @property
@@ -221,7 +221,7 @@ class Part(Holds):
     @property
     def may_be_held(self) -> bool:
         """Whether it need not be asked for: it was granted, and is not known to be lost."""
-        return self.is_nested or self.hold.may_be_held
+        return self.is_nested or self.entry.may_be_held
 
     def ensure_nested(self) -> None:
         """Ensure that the lease which it has taken already was not lost during a wait.
@@ -229,9 +229,9 @@ class Part(Holds):
         Raises:
             LockLost: It was lost.
         """
-        if self.is_nested and not self.hold.may_be_held:
-            assert self.hold.lease is not None
-            raise self.hold.lease.loss(self.hold.backend.clock())
+        if self.is_nested and not self.entry.may_be_held:
+            assert self.entry.lease is not None
+            raise self.entry.lease.loss(self.entry.backend.clock())
 
     def nest(self) -> None:
         """Take the lease that this thread or asyncio task has already, if it may.
@@ -241,8 +241,8 @@ class Part(Holds):
             LockLost: That lease was lost.
         """
         # Whether it blocks matters only in an event loop's thread, where blocking is refused.
-        if self.name in self.hold.backend.leases:
-            self.is_nested = self._nest(self.hold, blocking=False) is not None
+        if self.name in self.entry.backend.leases:
+            self.is_nested = self._nest(self.entry, blocking=False) is not None
 
     def asking(self, wait: float, since: float, *, queues: bool) -> Flow[Outcome]:
         """Ask for it.
@@ -253,22 +253,22 @@ class Part(Holds):
             queues: Whether it waits in the queue if it is not free.
         """
         terms = self._terms._replace(wait=wait)
-        hold = self.hold = Hold(self.hold.backend, terms, self.hold.block)
-        form = hold.attempt = self._first_try(hold)
+        entry = self.entry = Entry(self.entry.backend, terms, self.entry.block)
+        form = entry.attempt = self._first_try(entry)
         form.owner = replace(form.owner, names=self._belongs_to)
         form.queues = queues
         form.is_told = True  # Nothing is sent before its flow begins.
-        return self._ask(hold, form, since)
+        return self._ask(entry, form, since)
 
     def tell_acquired(self, since: float) -> Flow[None]:
         """Say that it is held, unless it was held before."""
         if not self.is_nested:
-            yield from self._tell_acquired(self.hold, since)
+            yield from self._tell_acquired(self.entry, since)
 
     def await_others(self) -> None:
         """If it is held: keep it without max_hold, and renewed, while others are awaited."""
-        lease = self.hold.lease
-        if self.is_nested or lease is None or not self.hold.may_be_held:
+        lease = self.entry.lease
+        if self.is_nested or lease is None or not self.entry.may_be_held:
             return
         if lease.await_others():
             self._look_now(lease)
@@ -278,36 +278,36 @@ class Part(Holds):
 
         If the server does not answer, it is asked until *until*.
         """
-        lease, terms = self.hold.lease, self.hold.terms
+        lease, terms = self.entry.lease, self.entry.terms
         assert lease is not None
-        lease.begin(self.hold.backend.clock(), terms.max_hold, terms.renew)
+        lease.begin(self.entry.backend.clock(), terms.max_hold, terms.renew)
         yield from lease.renewing(None, until)
         self._look_now(lease)
 
     def _look_now(self, lease: Lease) -> None:
-        backend = self.hold.backend
+        backend = self.entry.backend
         backend.watchdog_of(self.name).watch(lease, backend.clock())
 
     def giving_back(self) -> Flow[bool] | None:
         """The flow that ends it as if it had not been granted; None if none is needed."""
-        return self._undo(self.hold, block=True)
+        return self._undo(self.entry, block=True)
 
     def let_go(self, success: bool) -> None:
         """Rely on it no more; its release follows."""
-        self._ending = self._let_go(self.hold, success, block=True)
+        self._ending = self._let_go(self.entry, success, block=True)
 
     def releasing(self, success: bool) -> Flow[None] | None:
         """Its release; None if an outer acquire holds it further."""
         if self._ending is None:
             return None
-        return self._release(self.hold, self._ending, success)
+        return self._release(self.entry, self._ending, success)
 
     def of_transactions(self) -> Part:
         """The part for transactions to hold."""
-        hold = self._hold_of_transactions(self.hold)
-        hold.over = False
+        entry = self._entry_of_transactions(self.entry)
+        entry.over = False
         return Part(
-            self.name, self._options, self._run, hold, self._belongs_to, self._of, self.template
+            self.name, self._options, self._run, entry, self._belongs_to, self._of, self.template
         )
 
 
@@ -320,8 +320,8 @@ class _FirstTry(Form):
         self.made_in = process.current
 
 
-class JointHolds(Holds):
-    """The holds of one handle of several locks: the private half of lock.JointLock."""
+class JointHandle(Handle):
+    """The entries of one handle of several locks: the private half of lock.JointLock."""
 
     __slots__ = ("_templates", "_wanted")
 
@@ -331,21 +331,21 @@ class JointHolds(Holds):
 
     # --- acquire ------------------------------------------------------------------------------
 
-    def _new_hold(self, *, block: bool) -> Hold:
-        hold = super()._new_hold(block=block)
-        hold.parts = [
-            self._part(one, hold, is_first=one is self._wanted[0]) for one in self._wanted
+    def _new_entry(self, *, block: bool) -> Entry:
+        entry = super()._new_entry(block=block)
+        entry.parts = [
+            self._part(one, entry, is_first=one is self._wanted[0]) for one in self._wanted
         ]
-        return hold
+        return entry
 
-    def _part(self, wanted: str | Limit, hold: Hold, *, is_first: bool) -> Part:
+    def _part(self, wanted: str | Limit, entry: Entry, *, is_first: bool) -> Part:
         name, limit = name_and_limit(wanted, self._options)
         # The first lock keeps the record of a run.
         run, once = (self._run, self._options.once) if is_first else (None, 0.0)
         options = self._options._replace(limit=limit, once=once, atomic=None)
         # A release in a transaction is judged once, for the joint lock.
-        terms = hold.backend.terms(options)._replace(release_before_commit="ignore")
-        theirs = Hold(hold.backend, terms, hold.block)
+        terms = entry.backend.terms(options)._replace(release_before_commit="ignore")
+        theirs = Entry(entry.backend, terms, entry.block)
         belongs_to = self.name if len(self._wanted) > 1 else ""
         template = self._template_of(name)
         return Part(name, options, run, theirs, belongs_to, type(self), template)
@@ -353,57 +353,57 @@ class JointHolds(Holds):
     def _template_of(self, name: str) -> str:
         return self.template if name == self.name else self._templates.get(name, name)
 
-    def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
+    def _nest(self, entry: Entry, *, blocking: bool) -> Lease | None:
         return None  # Each part nests by itself.
 
-    def _first_try(self, hold: Hold) -> Any:
-        for part in hold.parts:
+    def _first_try(self, entry: Entry) -> Any:
+        for part in entry.parts:
             part.nest()
-        is_nested = all(part.is_nested for part in hold.parts)
-        if hold.terms.release_before_commit in REFUSED and not is_nested:
-            self._refuse_transaction(hold)
-        return _FirstTry(self.name, hold.terms)
+        is_nested = all(part.is_nested for part in entry.parts)
+        if entry.terms.release_before_commit in REFUSED and not is_nested:
+            self._refuse_transaction(entry)
+        return _FirstTry(self.name, entry.terms)
 
-    def _attempt(self, hold: Hold, form: Form, since: float | None) -> Flow[Outcome]:
-        backend = hold.backend
+    def _attempt(self, entry: Entry, form: Form, since: float | None) -> Flow[Outcome]:
+        backend = entry.backend
         started = backend.clock()
-        refused = yield from self._take_all(hold, started)
+        refused = yield from self._take_all(entry, started)
         if refused is None:
-            hold.lease = JointLease([part.hold.lease for part in hold.parts], backend)
-            self._add(hold)
-            for part in hold.parts:
+            entry.lease = JointLease([part.entry.lease for part in entry.parts], backend)
+            self._add(entry)
+            for part in entry.parts:
                 yield from part.tell_acquired(started if since is None else since)
-            return hold.lease
-        yield from _give_back(hold.parts)
+            return entry.lease
+        yield from _give_back(entry.parts)
         if isinstance(refused, Busy) and since is None:
-            yield from self._tell_timed_out(hold, refused, started)
+            yield from self._tell_timed_out(entry, refused, started)
         return refused
 
-    def _take_all(self, hold: Hold, started: float) -> Flow[Outcome | None]:
+    def _take_all(self, entry: Entry, started: float) -> Flow[Outcome | None]:
         """Take all parts. Returns None, or the outcome of the first part that was refused.
 
         All lacking parts are tried in one go. If one of them is not free, those behind it are given
         back, and the wait for it begins. So no waiter for a lock holds one that comes later in the
         order. What is held meanwhile has no bound: max_hold and renew count from when all are held.
         """
-        give_up = started + hold.terms.wait
-        is_bounded = not hold.terms.renew or hold.terms.max_hold < math.inf
+        give_up = started + entry.terms.wait
+        is_bounded = not entry.terms.renew or entry.terms.max_hold < math.inf
         queues = has_waited = False
         while True:
-            for part in hold.parts:
+            for part in entry.parts:
                 part.ensure_nested()
-            lacking = _from_first_lacking(hold.parts)
+            lacking = _from_first_lacking(entry.parts)
             if not lacking and not has_waited:
                 return None
             if not lacking:
                 has_waited = False
-                yield from self._begin(hold, started)
+                yield from self._begin(entry, started)
                 continue
             yield from _give_back(lacking)
             if has_waited:
-                for part in hold.parts:
+                for part in entry.parts:
                     part.await_others()
-            wait = max(give_up - hold.backend.clock(), 0.0)
+            wait = max(give_up - entry.backend.clock(), 0.0)
             queues = wait > 0 and (queues or len(lacking) == 1)
             asked = lacking[:1] if queues else lacking
             asking = [part.asking(wait, started, queues=queues) for part in asked]
@@ -415,53 +415,55 @@ class JointHolds(Holds):
             queues = refused is not None
             has_waited = has_waited or (is_bounded and queues)
 
-    def _begin(self, hold: Hold, started: float) -> Flow[None]:
+    def _begin(self, entry: Entry, started: float) -> Flow[None]:
         """Let max_hold and renew of all parts count from now on. A part may be lost after that."""
-        until = min(started + hold.terms.wait, hold.backend.clock() + hold.terms.unavailable_after)
-        own = [part for part in hold.parts if not part.is_nested]
+        until = min(
+            started + entry.terms.wait, entry.backend.clock() + entry.terms.unavailable_after
+        )
+        own = [part for part in entry.parts if not part.is_nested]
         try:
             yield from together([part.beginning(until) for part in own])
         except LockLost:
             return  # It is lacking, and taken again.
         except LockUnavailable as error:
-            yield from self._tell_unavailable(hold, error, started)
+            yield from self._tell_unavailable(entry, error, started)
             raise
 
-    def _undo(self, hold: Hold, *, block: bool) -> Flow[bool] | None:
-        if hold.process is not process.this():
+    def _undo(self, entry: Entry, *, block: bool) -> Flow[bool] | None:
+        if entry.process is not process.this():
             return None
-        if hold.lease is not None:
-            self._drop(hold, block=block)
-        undoing = [flow for part in hold.parts if (flow := part.giving_back())]
+        if entry.lease is not None:
+            self._drop(entry, block=block)
+        undoing = [flow for part in entry.parts if (flow := part.giving_back())]
         return _all_done(undoing) if undoing else None
 
     # --- release ------------------------------------------------------------------------------
 
-    def _let_go(self, hold: Hold | None, success: bool, *, block: bool) -> Release | None:
-        ending = super()._let_go(hold, success, block=block)
+    def _let_go(self, entry: Entry | None, success: bool, *, block: bool) -> Release | None:
+        ending = super()._let_go(entry, success, block=block)
         if ending is not None:
-            assert hold is not None
+            assert entry is not None
             ending.is_plain = False  # Its flow releases all parts.
-            success = success and not awaits_commit(hold)
-            for part in hold.parts:
+            success = success and not awaits_commit(entry)
+            for part in entry.parts:
                 part.let_go(success)
         return ending
 
-    def _ends_a_lease(self, hold: Hold) -> bool:
-        return any(part.hold.lease.times_held == 1 for part in hold.parts)
+    def _ends_a_lease(self, entry: Entry) -> bool:
+        return any(part.entry.lease.times_held == 1 for part in entry.parts)
 
-    def _release(self, hold: Hold, form: Release, success: bool) -> Flow[None]:
-        releasing = [part.releasing(success) for part in hold.parts]
+    def _release(self, entry: Entry, form: Release, success: bool) -> Flow[None]:
+        releasing = [part.releasing(success) for part in entry.parts]
         yield from together([flow for flow in releasing if flow is not None])
 
-    def _hold_of_transactions(self, hold: Hold) -> Hold:
-        theirs = super()._hold_of_transactions(hold)
-        theirs.parts = [part.of_transactions() for part in hold.parts]
+    def _entry_of_transactions(self, entry: Entry) -> Entry:
+        theirs = super()._entry_of_transactions(entry)
+        theirs.parts = [part.of_transactions() for part in entry.parts]
         return theirs
 
-    def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
-        for part in hold.parts:
-            yield from super()._tell_released(part.hold, success)
+    def _tell_released(self, entry: Entry, success: bool) -> Flow[None]:
+        for part in entry.parts:
+            yield from super()._tell_released(part.entry, success)
 
 
 def name_and_limit(wanted: str | Limit, options: Options) -> tuple[str, int | None]:
@@ -484,7 +486,7 @@ def _from_first_lacking(parts: Sequence[Part]) -> list[Part]:
 
 
 def _give_back(parts: Iterable[Part]) -> Flow[None]:
-    undoing = [flow for part in parts if not part.hold.over and (flow := part.giving_back())]
+    undoing = [flow for part in parts if not part.entry.over and (flow := part.giving_back())]
     if undoing:
         yield from together(undoing)
 
