@@ -35,14 +35,14 @@ LOOK_WITHIN = 0.25
 
 
 class Lookout:
-    """Looks whether one wait of this thread or asyncio task is in a circle; see flows.Lookout.
+    """Looks now and then whether one wait of this thread or asyncio task can ever end.
 
     It costs nothing before a wait has lasted a second, and then nothing unless its holder has
     leases. A look that a server does not answer at once is given up: the next one comes soon.
     """
 
     def __init__(self, backend: Backend, form: Attempt, started: float) -> None:
-        self.due = started + CIRCLE_AFTER
+        self.due = started + CIRCLE_AFTER  # When to look next; math.inf if never.
         self._backend = backend
         self._form = form
         self._noted: dict[str, tuple[Backend, Lease]] = {}  # By the id of the lease.
@@ -62,7 +62,15 @@ class Lookout:
             yield from self._note("", clock.now() + LOOK_WITHIN)
 
     def look(self, ticket: bytes, now: float) -> Flow[float]:
-        """See flows.Lookout."""
+        """Look whether the wait is in a circle, and return the time afterwards.
+
+        Args:
+            ticket: The place of the waiter in the queue.
+            now: The time before.
+
+        Raises:
+            LockMisuse: The wait would never end.
+        """
         until = clock.now() + LOOK_WITHIN
         me = current_holder()
         # A wait that began at the same time may not have been noted before the first look.

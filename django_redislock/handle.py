@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -483,7 +484,7 @@ class Handle:
                 and entry.terms.release_before_commit == DEFER
                 and (database := self._defer(entry, success))
             ):
-                entry.terms = entry.terms._replace(release_before_commit="ignore")
+                entry.terms = replace(entry.terms, release_before_commit="ignore")
                 self._end(success, block=block, entry=entry)
                 raise transactions.never_ends(self.name, database, released=True)
             if form := self._let_go(entry, success, block=block):
@@ -607,7 +608,7 @@ class Handle:
 
     def _entry_of_transactions(self, entry: Entry) -> Entry:
         """An entry with the same lease for transactions; it counts as over until they have it."""
-        terms = entry.terms._replace(release_before_commit="ignore")
+        terms = replace(entry.terms, release_before_commit="ignore")
         theirs = Entry(entry.backend, terms, block=True)
         theirs.lease, theirs.over = entry.lease, True
         return theirs

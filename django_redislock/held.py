@@ -35,7 +35,7 @@ from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import seconds
 from django_redislock.rules.forms import Attempt
-from django_redislock.rules.lease_state import Granted, certain_for
+from django_redislock.rules.lease_state import Granted
 from django_redislock.rules.names import Permit, check_name, meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION, Options
 from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
@@ -449,7 +449,7 @@ def _attempt_of_operator(
     """An attempt whose token shows everybody that the lease is a pause."""
     # The time of the pause says nothing of how soon a server must answer.
     terms = backend.terms(Options(wait=wait, renew=False))
-    terms = terms._replace(first_ttl=ttl, certain=certain_for(ttl), unavailable_after=math.inf)
+    terms = replace(terms, ttl=ttl, max_hold=math.inf, unavailable_after=math.inf)
     owner = Owner(operator=by, reason=reason)
     attempt = Attempt(check_name(name), owner, terms, backend.conf.replicas_ack)
     attempt.token = (PAUSE + attempt.token)[:TOKEN_LENGTH]

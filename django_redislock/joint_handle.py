@@ -252,7 +252,7 @@ class Part(Handle):
             since: When the wait for all of them began.
             queues: Whether it waits in the queue if it is not free.
         """
-        terms = self._terms._replace(wait=wait)
+        terms = replace(self._terms, wait=wait)
         entry = self.entry = Entry(self.entry.backend, terms, self.entry.block)
         form = entry.attempt = self._first_try(entry)
         form.owner = replace(form.owner, names=self._belongs_to)
@@ -344,7 +344,7 @@ class JointHandle(Handle):
         run, once = (self._run, self._options.once) if is_first else (None, 0.0)
         options = self._options._replace(limit=limit, once=once, atomic=None)
         # A release in a transaction is judged once, for the joint lock.
-        terms = entry.backend.terms(options)._replace(release_before_commit="ignore")
+        terms = replace(entry.backend.terms(options), release_before_commit="ignore")
         theirs = Entry(entry.backend, terms, entry.block)
         belongs_to = self.name if len(self._wanted) > 1 else ""
         template = self._template_of(name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.humanize import visible
@@ -71,6 +71,7 @@ from django_redislock.rules.stored import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from django_redislock.deadlocks import Lookout
     from django_redislock.exceptions import LostReason, UnavailableReason
     from django_redislock.rules.forms import Attempt
     from django_redislock.rules.steps import Trouble
@@ -143,23 +144,6 @@ class Finished(NamedTuple):
 
     ago: float | None  # Seconds; None if nobody knows.
     by: str = ""  # See Done; "" if nobody knows.
-
-
-class Lookout(Protocol):
-    """Checks now and then, while a waiter waits, whether its wait can ever end."""
-
-    due: float  # When to check next; math.inf if never.
-
-    def look(self, ticket: bytes, now: float) -> Flow[float]:
-        """Check, and return the time afterwards.
-
-        Args:
-            ticket: The place of the waiter in the queue.
-            now: The time before.
-
-        Raises:
-            LockMisuse: The wait would never end.
-        """
 
 
 class RunMarker(NamedTuple):

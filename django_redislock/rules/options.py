@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+from django_redislock.process import cached_property
 from django_redislock.rules.lease_state import certain_for, will_renew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from django_redislock.conf import Conf
 
 DEFAULT_ALIAS = "default"
 # What becomes of a release in an open transaction.
@@ -37,38 +41,38 @@ class Options(NamedTuple):
     limit: int | None = None  # How many permits there are; None is not the same as one.
 
 
-class Terms(NamedTuple):
+@dataclass(frozen=True)
+class Terms:
     """Options and settings, combined. Durations are seconds."""
 
     ttl: float
-    first_ttl: float  # Of the grant: max_hold may be shorter than ttl.
     wait: float
     renew: bool
     max_hold: float  # math.inf if there is no bound.
     operation_timeout: float
     unavailable_after: float
     release_before_commit: str  # DEFER, or one of RELEASES_BEFORE_COMMIT.
-    renews: bool  # Whether the first grant is going to be renewed.
-    certain: float  # How long the first grant is certainly ours.
-    one_try: float  # How long a server may take for one try.
     limit: int = 1  # How many permits the lock has.
 
+    @cached_property
+    def first_ttl(self) -> float:
+        """That of the grant: max_hold may be shorter than ttl."""
+        return min(self.ttl, self.max_hold)
 
-class Defaults(Protocol):
-    """What the settings of an alias say; see conf.Conf."""
+    @cached_property
+    def renews(self) -> bool:
+        """Whether the first grant is going to be renewed."""
+        return will_renew(self.renew, self.first_ttl, self.max_hold)
 
-    @property
-    def ttl(self) -> float: ...
-    @property
-    def wait(self) -> float: ...
-    @property
-    def renew(self) -> bool: ...
-    @property
-    def max_hold(self) -> float | None: ...
-    @property
-    def unavailable_after(self) -> float | None: ...
-    @property
-    def release_before_commit(self) -> str: ...
+    @cached_property
+    def certain(self) -> float:
+        """How long the first grant is certainly ours."""
+        return certain_for(self.first_ttl)
+
+    @cached_property
+    def one_try(self) -> float:
+        """How long a server may take for one try."""
+        return ONE_TRY * self.operation_timeout
 
 
 def operation_timeout(ttl: float) -> float:
@@ -78,27 +82,20 @@ def operation_timeout(ttl: float) -> float:
 
 def terms_of(
     options: Options,
-    conf: Defaults,
+    conf: Conf,
     operation_timeout: Callable[[float], float] = operation_timeout,
 ) -> Terms:
     """The terms of a call. Only here do the settings replace an option that was not given."""
     ttl = conf.ttl if options.ttl is None else options.ttl
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
     timeout = operation_timeout(ttl)
-    first_ttl = ttl if max_hold is None else min(ttl, max_hold)
-    renew = conf.renew if options.renew is None else options.renew
-    max_hold = math.inf if max_hold is None else max_hold
     return Terms(
         ttl=ttl,
-        first_ttl=first_ttl,
         wait=conf.wait if options.wait is None else options.wait,
-        renew=renew,
-        max_hold=max_hold,
+        renew=conf.renew if options.renew is None else options.renew,
+        max_hold=math.inf if max_hold is None else max_hold,
         operation_timeout=timeout,
         unavailable_after=timeout if conf.unavailable_after is None else conf.unavailable_after,
         release_before_commit=DEFER if options.release_on_commit else conf.release_before_commit,
-        renews=will_renew(renew, first_ttl, max_hold),
-        certain=certain_for(first_ttl),
-        one_try=ONE_TRY * timeout,
         limit=options.limit or 1,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from django_redislock import process
@@ -16,17 +18,13 @@ from tests.support.others import release_form
 
 OWNER = Owner(host="web-1", pid=7)
 TERMS = Terms(
-    ttl=30.0,
-    first_ttl=10.0,
+    ttl=10.0,
     wait=5.0,
     renew=True,
     max_hold=60.0,
     operation_timeout=2.0,
     unavailable_after=3.0,
     release_before_commit="warn",
-    renews=True,
-    certain=9.0,
-    one_try=1.5,
 )
 MARKERS = DoneMarkers(once=True)
 
@@ -56,7 +54,7 @@ def test_an_acquire_that_replicas_acknowledge_is_more_than_one_command():
 
 
 def test_an_acquire_of_any_of_two_permits_says_of_how_many():
-    two = TERMS._replace(limit=2)
+    two = replace(TERMS, limit=2)
     form, marked = Attempt("lottery", OWNER, two), Attempt("lottery", OWNER, two, 0, MARKERS)
     assert (form.script, form.args, form.limit) == (scripts.ACQUIRE_PERMIT, 10, 2)
     assert (marked.script, marked.args) == (scripts.ACQUIRE_PERMIT_MARKED, 10)
@@ -80,7 +78,7 @@ def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess():
 
 @pytest.mark.parametrize(("wait", "waits"), [(0.0, False), (0.1, True), (5.0, True)])
 def test_only_who_waits_must_be_rung(wait, waits):
-    assert Attempt("lottery", OWNER, TERMS._replace(wait=wait)).waits is waits
+    assert Attempt("lottery", OWNER, replace(TERMS, wait=wait)).waits is waits
     release = release_form("lottery", "token", "id", OWNER)
     assert (release.waits, release.replicas, release.is_told) == (False, 0, False)
 
@@ -107,7 +105,7 @@ def test_it_listens_until_the_lease_in_its_way_may_have_ended():
     form.reply = b"7"
     assert form.seconds_to_listen() == 0.0
     late = queued_form()
-    late.terms = TERMS._replace(wait=0.5)
+    late.terms = replace(TERMS, wait=0.5)
     assert late.seconds_to_listen() == pytest.approx(0.45)
 
 

@@ -29,7 +29,7 @@ def test_the_names_of_one_lock_are_under_one_alias():
 
 def test_without_a_limit_there_is_one_permit_and_with_one_there_are_so_many():
     conf = Conf(alias="default")
-    assert terms_of(lock_options(), conf).limit == Terms._field_defaults["limit"] == 1
+    assert terms_of(lock_options(), conf).limit == Terms.limit == 1
     assert terms_of(lock_options(limit=2), conf).limit == 2
 
 

@@ -6,8 +6,7 @@ import math
 from functools import cache
 
 from django_redislock.rules.forms import Attempt
-from django_redislock.rules.lease_state import certain_for
-from django_redislock.rules.options import ONE_TRY, Terms
+from django_redislock.rules.options import Terms
 from django_redislock.rules.stored import NO_MARKERS
 
 
@@ -30,16 +29,12 @@ def attempt(
     """An attempt; *more* are further attributes of it."""
     terms = Terms(
         ttl=ttl,
-        first_ttl=ttl,
         wait=wait,
         renew=renews,
         max_hold=math.inf,
         operation_timeout=operation_timeout,
         unavailable_after=unavailable_after,
         release_before_commit="warn",
-        renews=renews,
-        certain=certain_for(ttl),
-        one_try=ONE_TRY * operation_timeout,
         limit=limit,
     )
     made = Attempt(name, owner, terms, replicas, markers)

@@ -142,7 +142,7 @@ def _have_permits(left, seen, stand_by, patch):
         if name not in seen and terms.limit == 1:
             stand_by(name)
             seen.add(name)
-        init(form, name, owner, terms._replace(limit=max(terms.limit, 2)), *more, **named)
+        init(form, name, owner, replace(terms, limit=max(terms.limit, 2)), *more, **named)
 
     taken = Backend.is_taken
 
