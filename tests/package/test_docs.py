@@ -174,7 +174,7 @@ def test_the_picture_of_the_rooms_is_that_of_the_layers():
 def test_the_glossary_has_few_words_each_once_and_each_in_use():
     """What one file alone says is explained there."""
     _, *words = re.findall(r"^\| ([a-z ]+) \|", GLOSSARY.read_text(), flags=re.MULTILINE)
-    assert 40 < len(words) <= 80
+    assert 30 < len(words) <= 50
     assert words == sorted(set(words))
     files = [path.read_text() for kind in ("py", "lua") for path in PACKAGE.rglob(f"*.{kind}")]
     for word in words:
