@@ -21,7 +21,7 @@ import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from django_redislock.backends.memory.backend import Interpreter, ReplyError
+from django_redislock.backends.memory.interpreter import Interpreter, ReplyError
 from django_redislock.doctor.rights import called_by_scripts
 from django_redislock.rules.scripts import Script
 from tests.support.servers import Server, missing

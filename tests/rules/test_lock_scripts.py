@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from django_redislock.backends.memory.backend import ReplyError
+from django_redislock.backends.memory.interpreter import ReplyError
 from django_redislock.rules import scripts
 from django_redislock.rules.stored import FORCED_VALUE_AT
 from tests.support.keyspace import KEYS, TTL, Keyspace, bell, lease_id, token, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from django_redislock.backends.memory.backend import Interpreter, ReplyError
+from django_redislock.backends.memory.interpreter import Interpreter, ReplyError
 from django_redislock.rules.keys import fence_key, index_key, lock_keys, ran_index_key
 from django_redislock.rules.scripts import Script
 from tests.rules.model.promises import Violation

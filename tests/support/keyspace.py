@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from django_redislock.backends.memory.backend import Interpreter
+from django_redislock.backends.memory.interpreter import Interpreter
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from tests.rules.model.server import writing

@@ -7,16 +7,12 @@ import queue
 import time
 from collections import Counter, deque
 from contextlib import suppress
-from copy import copy
 from functools import partial
-from importlib import resources
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-import hiredis
 from django.core.exceptions import ImproperlyConfigured
-from lupa.lua51 import LuaRuntime
 
 from django_redislock import clock, process
 from django_redislock.backends import drivers
@@ -35,107 +31,7 @@ if TYPE_CHECKING:
     from django_redislock.conf import Conf
     from django_redislock.lease import Lease
     from django_redislock.rules.forms import Form
-    from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Listen, Outcome, Pause, Tell
-
-
-# --- the error that a script may end with ---------------------------------------------------------
-
-
-class ReplyError(Exception):
-    """A server's error reply."""
-
-
-# --- runs the scripts in lua/ as a server does: in Lua 5.1, over a keyspace of this process -------
-
-_KEYSPACE = (resources.files("django_redislock.backends.memory") / "keyspace.lua").read_bytes()
-_PERFORM = b"return redis.call(unpack(ARGV))"
-_ALONE = b"local act = ... return act()"
-
-
-class Key(NamedTuple):
-    """One key, with all that is in it."""
-
-    name: bytes
-    kind: bytes  # As TYPE says.
-    ends: int | None  # When it expires, in ms.
-    content: bytes | list[bytes]  # Of a hash pairs, as HGETALL has them; of a sorted set as well.
-
-
-class Interpreter:
-    """What a server keeps, and the Lua that runs scripts on it; shared by all threads.
-
-    A script is one call, which no Python code interrupts. The only mutex is that of Lua, which Lua
-    holds during such a call.
-    """
-
-    def __init__(self) -> None:
-        self._lua = LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
-        server = self._lua.execute(_KEYSPACE)
-        self._run = server[b"run"]
-        self._dump = server[b"dump"]
-        self.listen = server[b"listen"]
-        self.stop_listening = server[b"stop_listening"]
-        self.clear = server[b"clear"]
-        self.commands = frozenset(server[b"commands"].values())
-        self._compiled: dict[str, Any] = {}  # By SHA.
-        self._perform = self._lua.compile(_PERFORM)
-        self._alone = self._lua.compile(_ALONE)
-
-    def run(
-        self, script: Script, us: int, keys: Sequence[str], args: Sequence[str | bytes | int]
-    ) -> tuple[Any, list[bytes]]:
-        """Run a script at a time in microseconds.
-
-        Returns the reply that a client reads, and the messages on channels with a listener:
-        channel, message, channel, message, …
-
-        Raises:
-            ReplyError: The script answers an error, or has met one. As on a server, its writes
-                before that stay.
-        """
-        compiled = self._compiled.get(script.sha)
-        if compiled is None:
-            compiled = self._compiled[script.sha] = self._lua.compile(script.source)
-        return self._answered(compiled, us, keys, args)
-
-    def perform(self, *command: str | bytes | int, us: int = 0) -> Any:
-        """Run one command; see run()."""
-        return self._answered(self._perform, us, (), command)[0]
-
-    def alone(self, act: Callable[[], float]) -> float:
-        """Call *act*, which may run scripts. Scripts of other threads wait until it returns.
-
-        *act* must wait for no other thread. Returns its result.
-        """
-        seconds: float = self._alone(act)  # Lua keeps its mutex while it calls Python.
-        return seconds
-
-    def every_key(self) -> list[Key]:
-        """All keys."""
-        found: list[list[Any]] = _read(self._dump())
-        return [
-            Key(name, kind, int(ends) if ends else None, rest) for name, kind, ends, rest in found
-        ]
-
-    def _answered(
-        self, compiled: Any, us: int, keys: Sequence[str], args: Sequence[str | bytes | int]
-    ) -> tuple[Any, list[bytes]]:
-        given = [*map(_sent, keys), *map(_sent, args)]
-        answer, rings = _read(self._run(compiled, us, len(keys), *given))
-        if isinstance(answer, ReplyError):
-            raise copy(answer)  # Else the frame and the error would refer to each other.
-        return answer, rings
-
-
-def _read(reply: bytes) -> Any:
-    reader = hiredis.Reader(replyError=ReplyError)
-    reader.feed(reply)
-    return reader.gets()
-
-
-def _sent(arg: str | bytes | int) -> bytes:
-    return arg if isinstance(arg, bytes) else str(arg).encode()
 
 
 LAST_MS = 0.001  # Seconds: a key is there until the millisecond in which it expires is over.
@@ -154,7 +50,7 @@ class InMemoryBackend(Backend):
                 " replicas."
             )
         try:
-            pass  # KEPT
+            from django_redislock.backends.memory import interpreter
         except ImportError as error:
             if error.name is None or error.name.partition(".")[0] != "lupa":
                 raise
@@ -162,7 +58,7 @@ class InMemoryBackend(Backend):
                 f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} runs the scripts of locks"
                 " in this process, and needs lupa for it: pip install 'django_redislock[testing]'."
             ) from error
-        self._interpreter_of = Interpreter
+        self._lua = interpreter
         self._ahead = 0.0  # Seconds that a test has let pass at once.
         # By alias, how many outages a test pretends: the server is silent.
         self.outages: Counter[str] = Counter()
@@ -177,7 +73,7 @@ class InMemoryBackend(Backend):
         self.watch = self.watchdog.watch  # type: ignore[method-assign] # a hop less
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
-        self.interpreter = self._interpreter_of()
+        self.interpreter = self._lua.Interpreter()
 
     def after_fork(self) -> None:
         # A thread of the parent may have been inside a script, so the interpreter is never closed.
@@ -215,7 +111,7 @@ class InMemoryBackend(Backend):
         sent = self.clock()
         try:
             value = self._perform(step, channel)
-        except ReplyError as error:
+        except self._lua.ReplyError as error:
             raise Refused(str(error)) from error
         return Answer(value, sent, self.clock())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_redislock.backends.memory.backend import Interpreter, Key
+from django_redislock.backends.memory.interpreter import Interpreter, Key
 from django_redislock.rules.keys import lock_keys
 
 INDEXES = {"held", "ran"}  # They are for listings only, and so no part of what is kept.
