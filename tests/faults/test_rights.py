@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import threading
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,8 +46,6 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import Locks, MakeServer, Spawn
     from tests.support.servers import Kind, Server
 
@@ -798,6 +797,19 @@ def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
     locks.configure(LOCATION=tls_server.url)
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match=r"(?i)certificate"):
         caller.acquire(distributed_lock(NAME, wait=10))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"password": Path("/run/secret")}, {"client_name": True}, {"client_name": "a b"}],
+    ids=["password", "type", "space"],
+)
+def test_an_option_that_redis_py_cannot_use_is_a_refusal(wrong, caller, locks):
+    """It says why in its own words; no waiter tries again."""
+    locks.configure(OPTIONS=wrong)
+    with takes(at_most=5), pytest.raises(LockUnavailable) as raised:
+        caller.acquire(distributed_lock(NAME, wait=HUNG))
+    assert "secret" not in str(raised.value)
 
 
 @only_redis

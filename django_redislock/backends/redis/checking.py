@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -35,13 +34,6 @@ _SENTINELS = (
     "use SentinelBackend, with LOCATION a list of redis://host:26379 and OPTIONS['service_name']"
 )
 _CLUSTER = "for a cluster use ClusterBackend, with LOCATION ['redis://host-1:6379', ...]"
-_CLIENT_NAME = re.compile("[!-~]*")
-_NO_CLIENT_NAME = "must have only visible ASCII characters and no space"
-# Options, the modules that redis-py then imports, and their packages.
-_OCSP = (
-    ("ssl_validate_ocsp", "cryptography", "cryptography"),
-    ("ssl_validate_ocsp_stapled", "OpenSSL", "pyOpenSSL"),
-)
 _FOR_TLS = "is for TLS: leave it out, or let LOCATION begin with rediss://"
 _NO_DATABASE = "must be the number of a database, 0 or greater"
 
@@ -121,8 +113,6 @@ def _check_query(parts: SplitResult) -> None:
             raise ValueError(f"has a db after the ? that {_NO_DATABASE}")
         if parts.scheme != "unix" and parts.path.strip("/"):
             raise ValueError("names a database twice, after the host and after the ?")
-    if not _CLIENT_NAME.fullmatch(dict(query).get("client_name", "")):
-        raise ValueError(f"has a client_name after the ? that {_NO_CLIENT_NAME}")
 
 
 def check_options(url: str, options: Mapping[str, Any]) -> None:
@@ -139,25 +129,6 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
         value = options.get(name, least)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(f"[{name!r}] must be an integer of {least} to {most}, not {value!r}")
-    for name in ("username", "password", "client_name"):
-        value = options.get(name)
-        is_packable = value is None or isinstance(value, str | bytes | int | float)
-        if isinstance(value, bool) or not is_packable:
-            # The value may be a secret, so it is not shown.
-            raise ValueError(f"[{name!r}] must be a string, not {type(value).__name__}")
-    client_name = options.get("client_name")
-    if isinstance(client_name, bytes):
-        client_name = client_name.decode(errors="replace")
-    if isinstance(client_name, str) and not _CLIENT_NAME.fullmatch(client_name):
-        raise ValueError(f"['client_name'] {_NO_CLIENT_NAME}, not {client_name!r}")
-    provider = options.get("credential_provider")
-    if provider is not None and (
-        isinstance(provider, type) or not callable(getattr(provider, "get_credentials", None))
-    ):
-        what = provider.__name__ if isinstance(provider, type) else type(provider).__name__
-        raise ValueError(
-            f"['credential_provider'] must be an instance of redis.CredentialProvider, not {what}"
-        )
     if urlsplit(url).scheme == "rediss":
         _check_tls_options({**options, **address})
     elif name := next((name for name in options if name.startswith("ssl")), ""):
@@ -181,9 +152,6 @@ def _check_tls_options(options: Mapping[str, Any]) -> None:
         flags = options.get(name)
         if flags is not None and not isinstance(flags, list | tuple | set | frozenset):
             raise ValueError(f"[{name!r}] must be a list of ssl.VerifyFlags, not {flags!r}")
-    for name, module, package in _OCSP:
-        if options.get(name) and find_spec(module) is None:
-            raise ValueError(f"[{name!r}] needs the package {package}, which is not installed")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     version = options.get("ssl_min_version")
     if version is not None:

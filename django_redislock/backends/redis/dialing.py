@@ -215,6 +215,7 @@ class Dialer:
             process.forget_frames(error)
             _check_tls(error, handled, self._sync)
             _check_hello(error)
+            _check_option(error)
             # redis-py assumes that the answer to HELLO is a map.
             if (
                 isinstance(error, AttributeError)
@@ -271,6 +272,7 @@ class Dialer:
             _check_tls(error, handled, self._async)
             said = _said(error)
             _check_hello(said or error)
+            _check_option(error)
             if said is None:
                 raise
         finally:
@@ -373,6 +375,12 @@ def _check_hello(error: BaseException) -> None:
         or ("hello" in text and ("unknown" in text or "unsupported" in text))
     ):
         raise NoResp3(_NO_RESP3) from error
+
+
+def _check_option(error: BaseException) -> None:
+    """Raise a RedisError if an option of redis-py has a value that it cannot use."""
+    if isinstance(error, TypeError | ValueError | ImportError) and not isinstance(error, OSError):
+        raise redis_errors.RedisError(f"OPTIONS cannot be used: {error}") from error
 
 
 def _check_tls(
