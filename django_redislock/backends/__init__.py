@@ -10,7 +10,7 @@ try:
     from django_redislock.backends.cluster.backend import ClusterBackend
     from django_redislock.backends.quorum.backend import QuorumBackend
     from django_redislock.backends.redis.server import RedisBackend
-    from django_redislock.backends.sentinel.backend import SentinelBackend
+    from django_redislock.backends.sentinel import SentinelBackend
 except ImportError as error:
     if error.name != "hiredis":
         raise

@@ -19,7 +19,7 @@ from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import ClusterBackend, InMemoryBackend, RedisBackend, registry
 from django_redislock.backends.quorum.backend import QuorumBackend
 from django_redislock.backends.registry import backends, make
-from django_redislock.backends.sentinel.backend import SentinelBackend
+from django_redislock.backends.sentinel import SentinelBackend
 from django_redislock.checks import check_settings
 from django_redislock.testing import IN_MEMORY
 from tests.support.matrix import everywhere

@@ -12,7 +12,7 @@ import pytest
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, take_up
 from django_redislock.backends.registry import backends
-from django_redislock.backends.sentinel.backend import MasterDialer, SentinelBackend
+from django_redislock.backends.sentinel import MasterDialer, SentinelBackend
 from tests.support.faults import lease_of, takes
 from tests.support.others import queued
 from tests.support.processes import hear, say
