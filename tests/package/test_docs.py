@@ -137,7 +137,7 @@ CODE = r"((?!tests/)[\w/]+\.(?:py|lua))(?:: ([\w.]+))?"
 
 def test_every_file_and_function_in_the_architecture_exists():
     named = named_in_architecture(CODE)
-    assert len(named) > 100
+    assert len(named) > 50
     missing = []
     for name, definition in named:
         path = PACKAGE / name
@@ -148,7 +148,7 @@ def test_every_file_and_function_in_the_architecture_exists():
 
 def test_each_idea_of_the_ten_second_questions_has_one_place():
     table = ARCHITECTURE.read_text().partition("## Ten-second questions")[2].partition("\n## ")[0]
-    _, *places = re.findall(r"^\| [^|]+ \| ([^|]+) \|", table, flags=re.MULTILINE)
+    _, *places = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", table, flags=re.MULTILINE)
     assert len(places) > 20
     assert [place for place in places[1:] if not re.fullmatch(f"`{CODE}`", place)] == []
     assert len(set(places)) == len(places)
