@@ -121,7 +121,8 @@ def test_names_are_few_however_many_locks_there_are(locks):
     names = {one for one in found if one.startswith("redislock_lock_waiters")}
     assert len(names) == 3
     assert 'redislock_lock_waiters{name="other"}' in names
-    assert found['redislock_locks{state="held"}'] == 7
+    assert found['redislock_locks{state="held"}'] == 6
+    assert found['redislock_locks{state="paused"}'] == 1
 
 
 def test_a_stuck_lock_of_a_job_is_not_hidden_by_its_others(locks):

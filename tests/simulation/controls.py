@@ -211,7 +211,7 @@ CONTROLS = {
     ),
     "a hand-over needs no confirmation": Control("P2", naive.HAND_OVERS_ARE_GRANTS),
     "a renewal brings a lost lease back": Control(
-        "R4", naive.RENEWALS_BRING_BACK, bounds=storm("pause", "late", "cut off"), seeds=(5,)
+        "R4", naive.RENEWALS_BRING_BACK, bounds=storm("pause", "late", "cut off"), seeds=(7,)
     ),
     "a baton is good twice": Control(
         "P3", naive.BATONS_ARE_GOOD_TWICE, bounds=STORM._replace(ends=("hands over",))
@@ -235,7 +235,7 @@ CONTROLS = {
         "P1", naive.ONE_PERMIT_TOO_MANY, bounds=STORM._replace(limits=(2, 3))
     ),
     "newcomers pass the waiters for permits": Control(
-        "P6", naive.NEWCOMERS_PASS_WAITERS, bounds=STORM._replace(limits=(2, 3))
+        "P6", naive.NEWCOMERS_PASS_WAITERS, bounds=STORM._replace(limits=(2, 3)), seeds=(2,)
     ),
     "a waiter gets a permit beyond its own limit": Control(
         "P1",
@@ -292,6 +292,9 @@ CONTROLS = {
         seeds=(4,),
     ),
     "force release ends whatever lease there is": Control(
-        "P3", naive.instead("if id ~= wanted then", "if false then"), bounds=storm("force")
+        "P3",
+        naive.instead("if id ~= wanted then", "if false then"),
+        bounds=storm("force"),
+        seeds=(4,),
     ),
 }
