@@ -65,7 +65,11 @@ default_role = "literal"
 # Names of other libraries are not looked up, since that needs a network.
 nitpicky = True
 # What is another project's, or private, has no page here.
-nitpick_ignore_regex = [("py:.*", r"(?!django_redislock).*"), ("py:class", r".*\._\w+")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!django_redislock).*"),
+    ("py:class", r".*\._\w+"),
+    ("py:class", r".*\.(Decorator|Deferral|Fact|JobArguments)"),  # Signatures show what they are.
+]
 
 html_theme = "furo"
 html_static_path = ["_static"]
