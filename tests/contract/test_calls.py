@@ -194,8 +194,9 @@ def test_a_form_is_the_call_that_its_flow_begins_with(wait, renew, markers):
         flows.confirmation(form.name, form.token, terms.first_ttl, terms.renews), ""
     )
 
-    run = RunMarker("a-run", 60.0)
-    for noted in {}, {"ended": "done", "once": wait, "run": run, "retention": "1/2"}:
+    noted = {"ended": "done", "once": wait, "retention": "1/2"}
+    runs = RunMarker("a-run", 60.0), RunMarker("a-run", 0.0), None
+    for noted in {}, *({**noted, "run": run} for run in runs):
         form = release_form("lottery", form.token, form.id, form.owner, **noted)
         (call,) = islice(release(form), 1)
         assert steps.command(form) == CALLER.packed(call, "")

@@ -404,7 +404,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(by_flow, use, locks):
         places, orphaned = sweep(use, locks, prepare=enter)
     assert {"FirstSteps.begin", "Connection.execute", "Handle._take_over"} <= places
     assert are_in_the_watchdog(places)
-    assert ({"_acquire", "_first_step", "Handle._attempt", "Handle._release"} <= places) is by_flow
+    assert ({"_acquire", "_first_step", "Handle._ask", "Handle._release"} <= places) is by_flow
     assert orphaned <= (OF_RELEASE if use is acquire_and_release else TOO_EARLY)
     enter()  # No connection was lost on the way.
 

@@ -304,7 +304,7 @@ def test_a_skip_is_one_line_and_a_status():
 
 def test_a_skip_says_why_as_far_as_that_is_known():
     skipped = Skipped(skipped="paused", lock="backup", holder="ann", reason="new disk")
-    assert line_of(skipped) == "Skipped: 'backup' is held, by ann: new disk"
+    assert line_of(skipped) == "Skipped: 'backup' is paused, by ann: new disk"
     skipped = Skipped(skipped="done", lock="backup", by="ann", ago=61.0)
     assert line_of(skipped) == "Skipped: 'backup' is done, by ann, 1 min 01 s ago"
 

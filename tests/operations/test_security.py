@@ -227,7 +227,7 @@ def test_certificates_are_never_left_unchecked():
 def test_the_admin_offers_two_acts_and_each_needs_its_own_permission():
     assert HeldLockAdmin.actions == ("force_release", "pause")
     assert HeldLockAdmin.force_release.allowed_permissions == ["force_release"]
-    assert HeldLockAdmin.hold.allowed_permissions == ["pause"]
+    assert HeldLockAdmin.pause.allowed_permissions == ["pause"]
 
 
 def test_each_point_of_the_security_list_is_answered_in_the_docs():

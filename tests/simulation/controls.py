@@ -246,15 +246,6 @@ CONTROLS = {
     "an undo looks at the first permit alone": Control(
         "R4", naive.UNDOS_KNOW_ONE_PERMIT, bounds=storm("interrupted", limits=(2, 3))
     ),
-    "a late try ends a lease in use if the work is done": Control(
-        "P1",
-        naive.instead(
-            "if done_before and mine ~= 'h' then\n  if mine == 'c' then",
-            "if done_before then\n  if mine and mine ~= 'k' then",
-        ),
-        bounds=storm("twice", limits=(2,), every=(0.3,)),
-        seeds=(42,),
-    ),
     "an undo ends the next grant to its token": Control(
         "P1",
         naive.instead("and (not fence or fence == '' or read(value) == fence) then", "then"),

@@ -512,7 +512,7 @@ def _of_markers(markers: DoneMarkers) -> bytes:
 def _noted(form: Release) -> bytes:
     """What a release has noted, behind the token."""
     owner, run = form.owner.packed, form.run
-    id, recognised_for = (run.id.encode(), run.recognised_for) if run else (b"", 0.0)  # noqa: A001
+    id, recognised_for = (run.id.encode(), run.recognised_for) if run else (b"", None)  # noqa: A001
     times, last = _of_notes(form.min_hold, form.once, recognised_for, form.retention)
     return b"$16\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
         *(form.id.encode(), times, len(owner), owner),
@@ -522,11 +522,12 @@ def _noted(form: Release) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _of_notes(
-    min_hold: float, once: float, recognised_for: float, retention: str
+    min_hold: float, once: float, recognised_for: float | None, retention: str
 ) -> tuple[bytes, bytes]:
-    """The times in front of the owner; and what follows the run."""
-    times = [milliseconds(each) if each else 0 for each in (min_hold, once, recognised_for)]
-    return _bulk(tuple(times[:2])), _bulk((times[2], retention))
+    """The times in front of the owner; and what follows the run. None: no run ends."""
+    times = [milliseconds(each) if each else 0 for each in (min_hold, once)]
+    known = 0 if recognised_for is None else milliseconds(recognised_for)
+    return _bulk(tuple(times)), _bulk((known, retention))
 
 
 @lru_cache(maxsize=1024)
