@@ -470,7 +470,7 @@ class Handle:
         assert entry.lease is not None
         lease, terms = entry.lease, entry.terms
         timeout, permit = terms.operation_timeout, lease.permit_number
-        return flows.undo(lease.name, lease.token, timeout, permit, terms.limit)
+        return flows.undo(lease.name, lease._token, timeout, permit, terms.limit)
 
     # --- release ------------------------------------------------------------------------------
 

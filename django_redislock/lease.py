@@ -458,7 +458,7 @@ class Lease(LeaseState):
         signed = baton.signed
         timeout = backend.operation_timeout(self.ttl)
         over = flows.HandOver(
-            *(self.name, self.token, digits[:32], baton.id, lasts, self.owner, timeout),
+            *(self.name, self._token, digits[:32], baton.id, lasts, self.owner, timeout),
             self.permit_number,
             backend.retention,
         )

@@ -111,7 +111,7 @@ class LockTestKit:
         if lease is None:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
         timeout, permit = backend.operation_timeout(lease.ttl), lease.permit_number
-        leave = Call(scripts.LEAVE, lease.name, (lease.token,), timeout, permit=permit)
+        leave = Call(scripts.LEAVE, lease.name, (lease._token,), timeout, permit=permit)
         backend.run(flows.result_of(leave))
         backend.lost(lease, reason)
         return lease

@@ -246,7 +246,7 @@ class Watchdog:
         if lease is None or not lease.is_active:
             self._first_over = min(self._first_over, when)
             return
-        due = self._last[lease.token] = _Due(when, next(self._numbers), lease.token, reference)
+        due = self._last[lease._token] = _Due(when, next(self._numbers), lease._token, reference)
         within = 2.0 ** math.floor(math.log2(self._time_for_one_try(lease, when)))
         if within not in self._queues:
             self._queues[within] = _Queue(within)

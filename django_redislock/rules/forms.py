@@ -268,7 +268,7 @@ class Release(Form):
         retention: str = "",
     ) -> None:
         self.name, self.id, self.owner = lease.name, lease.id, lease.owner
-        self.lease, self.token, self.permit = lease, lease.token, lease.permit_number
+        self.lease, self.token, self.permit = lease, lease._token, lease.permit_number
         self.terms = terms
         self.insist = insist
         self.min_hold = lease.min_hold

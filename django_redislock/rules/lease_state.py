@@ -122,7 +122,6 @@ class LeaseState:
     Attributes:
         name: The lock.
         id: Its public name in logs and listings; the token is secret.
-        token: Proves ownership to the server.
         fence: Greater than that of every earlier lease of this lock.
         owner: The process that holds it, for humans.
         template: The name as it was written.
@@ -178,7 +177,7 @@ class LeaseState:
         terms = attempt.terms
         self.name = attempt.name
         self.id = attempt.id
-        self.token = attempt.token
+        self._token = attempt.token
         self.owner = attempt.owner
         self.template = attempt.template
         self.is_of_run = attempt.is_of_run
@@ -364,7 +363,7 @@ class LeaseState:
         lease_ttl = max((self.ttl, *self._longer))
         ttl = min(lease_ttl, left)
         renews = will_renew(self.auto_renew, ttl, left)
-        return Renewal(self.name, self.token, ttl, count, renews, lease_ttl, self.permit_number)
+        return Renewal(self.name, self._token, ttl, count, renews, lease_ttl, self.permit_number)
 
     def renewal_due(self, now: float) -> Renewal | None:
         """What the watchdog sends now; None if a renewal would hardly lengthen the lease.

@@ -644,7 +644,7 @@ async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=300)
-        late = Renewal("lottery", lease.token, 10, 1, True, permit=lease.permit_number)
+        late = Renewal("lottery", lease._token, 10, 1, True, permit=lease.permit_number)
         backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
@@ -673,7 +673,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         for count in (0, 1):  # The confirmation of a hand-over is the first.
-            late = Renewal("lottery", lease.token, 10, count, True, permit=lease.permit_number)
+            late = Renewal("lottery", lease._token, 10, count, True, permit=lease.permit_number)
             backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
@@ -686,7 +686,7 @@ async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place:
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         late = attempt(
-            *("lottery", lease.token, lease.id, lease.owner),
+            *("lottery", lease._token, lease.id, lease.owner),
             ttl=10,
             operation_timeout=HUNG,
             permit=lease.permit_number,

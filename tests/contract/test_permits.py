@@ -291,7 +291,7 @@ async def test_with_a_limit_of_one_the_same_is_sent_as_without(
     for limit in (None, 1):
         name = f"gpu:{limit or 0}"
         async with way.entered(distributed_lock(name, limit=limit)) as lease:
-            own = (lease.token, lease.id, name)
+            own = (lease._token, lease.id, name)
         sent.append([])
         for command in proxy.log[-2:]:
             assert command.name == "EVALSHA"

@@ -64,7 +64,7 @@ async def test_the_token_is_never_shown(
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
-    token = lease.token
+    token = lease._token
     assert len(token) >= 32  # 128 bits.
     text = shown(lock, lease, lease.owner, held.get("lottery"), held.list())
     await expect(LockMisuse, way.acquire(distributed_lock("lottery", wait=1)))
@@ -87,9 +87,9 @@ def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place):
     tokens, ids = set(), set()
     for _ in range(20):
         with distributed_lock("lottery") as lease:
-            tokens.add(lease.token)
+            tokens.add(lease._token)
             ids.add(lease.id)
-            assert lease.id not in lease.token
+            assert lease.id not in lease._token
     assert len(tokens) == len(ids) == 20
 
 

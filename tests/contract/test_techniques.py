@@ -62,8 +62,8 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
             assert 25_000 < place.locks.redis.pttl(key) <= 30_000
             value = place.locks.redis.get(key)
             assert isinstance(value, bytes)
-            assert value.startswith(lease.token.encode())
-            tokens.add(lease.token)
+            assert value.startswith(lease._token.encode())
+            tokens.add(lease._token)
     assert len(tokens) == 2
     # ... and so are we, by its lock.
     assert place.locks.redis.set(key, "somebody else", nx=True, px=60_000)

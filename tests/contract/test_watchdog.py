@@ -62,7 +62,7 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
     way: Way, place: Place
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
-        watchdog, token = backends["default"].watchdog_of(lease.name), lease.token
+        watchdog, token = backends["default"].watchdog_of(lease.name), lease._token
         await way.until(lambda: token in watchdog._last)
         due = watchdog._last[token]
         # Until the watchdog has looked at it, and put it off.
@@ -310,7 +310,7 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(place, m
 
         def entries():
             every = [one for queue in [*watchdog._queues.values()] for one in [*queue.entries]]
-            return sum(one.token == lease.token and watchdog._counts(one) for one in every)
+            return sum(one.token == lease._token and watchdog._counts(one) for one in every)
 
         # There is none while it is being renewed.
         assert wait_until(entries) == 1

@@ -102,7 +102,7 @@ def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(place, renewed):
     with suppress(LockLost), running("first") as lease:
         if renewed:
             lease.renew()
-        backend.run(flows.undo(NAME, lease.token, 1))
+        backend.run(flows.undo(NAME, lease._token, 1))
         found = held.record(NAME)
         assert ids(found and found.last_unended) == (["first"] if renewed else [])
 

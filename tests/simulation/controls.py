@@ -99,7 +99,7 @@ def ending_its_own_permit_alone():
     def clear_up(self, hold, reason):
         assert hold.lease is not None
         lease, timeout = hold.lease, hold.terms.operation_timeout
-        yield from flows.undo(self.name, lease.token, timeout, lease.permit_number)
+        yield from flows.undo(self.name, lease._token, timeout, lease.permit_number)
 
     with patch.object(handle.Handle, "_clear_up", clear_up):
         yield

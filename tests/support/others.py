@@ -48,7 +48,7 @@ def held_by(name, host="web-3", task="", ttl=60, limit=None):
 def release_of(lease, **noted):
     """A release of *lease*, which leaves behind what is *noted*, for a flow."""
     return release_form(
-        *(lease.name, lease.token, lease.id, lease.owner), permit=lease.permit_number, **noted
+        *(lease.name, lease._token, lease.id, lease.owner), permit=lease.permit_number, **noted
     )
 
 

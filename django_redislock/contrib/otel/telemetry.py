@@ -241,7 +241,7 @@ def _one_at_a_time(
 class Spans:
     """Children of the span that the caller is in; where nothing is traced, there are none.
 
-    They never become the current span: a hold may end in another context than it began in.
+    They never become the current span: a lease may end in another context than it began in.
     """
 
     def __init__(self, provider: TracerProvider | None) -> None:

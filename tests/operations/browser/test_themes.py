@@ -82,10 +82,10 @@ def test_what_matters_is_seen_and_can_be_done(stage, visit, scheme, how):
     here.row("lottery").locator("input").check()
     assert page.locator(".actions").locator("select:visible, .select2:visible").count()
     page.locator("#result_list").get_by_role("link", name="lottery").click()
-    here.sees("Recently")
+    here.sees("Lease of lottery")
     sees_all(
         here,
-        *("Lease of lottery", "Force release…", "Hold…", "The last hour", "Recently"),
+        *("Lease of lottery", "Force release…", "Pause…"),
         *("Waiting, the next first", "web-2:2", "waiting now"),
     )
     page.get_by_role("button", name="Force release…").click()
