@@ -55,7 +55,7 @@ class JointLease(Lease):
 
     times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
     min_hold = 0.0  # Each part keeps that of its own acquires.
-    token = ""  # Each part has its own.
+    _token = ""  # Each part has its own.
     ttl = _least("ttl")
     renewals = _least("renewals")
     deadline = _least("deadline")

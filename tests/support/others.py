@@ -68,7 +68,7 @@ def release_form(
     **noted,
 ):
     """A release without a lease."""
-    lease = SimpleNamespace(name=name, id=id, owner=owner, token=token, permit_number=permit)
+    lease = SimpleNamespace(name=name, id=id, owner=owner, _token=token, permit_number=permit)
     vars(lease).update(deadline=deadline, ends=ends, min_hold=min_hold, lost=lost)
     terms = terms_of(Options(), Conf(alias="default"), lambda _: operation_timeout)
     return Release(lease, terms, insist=insist, **noted)
