@@ -180,7 +180,7 @@ class Watched:
 
     def __init__(self):
         now = clock.now()
-        self.token, self.ttl = str(id(self)), 3.0
+        self._token, self.ttl = str(id(self)), 3.0
         self.granted_at, self.deadline, self.ends = now, now + 3, now + 3
         self.auto_renew, self.is_active, self.is_unconfirmed = True, True, False
 

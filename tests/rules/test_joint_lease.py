@@ -21,7 +21,7 @@ def test_it_is_called_by_all_names_and_belongs_to_whom_its_parts_belong():
         state(name="b", is_of_run=True),
     )
     both = JointLease(parts, None)
-    assert (both.name, both.token, both.times_held, both.permit_number) == ("a, b", "", 1, 2)
+    assert (both.name, both._token, both.times_held, both.permit_number) == ("a, b", "", 1, 2)
     assert both.granted_at == 1.0
     assert both.holder() is me
     assert both.caller is caller

@@ -379,7 +379,7 @@ def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word():
 def test_while_others_are_awaited_it_has_no_bound():
     one = state(hold_until=TTL, auto_renew=False)
     assert one.await_others()
-    assert one.renewal_due(5.0) == ("lottery", one.token, TTL, 1, True, TTL, 1)
+    assert one.renewal_due(5.0) == ("lottery", one._token, TTL, 1, True, TTL, 1)
     is_renewed(one, sent=5.0)
     assert one.is_held(5.0 + END - 0.001)
     assert not one.await_others()
