@@ -31,7 +31,7 @@ from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished
 from django_redislock.rules.forms import Attempt, Release, release, release_again
-from django_redislock.rules.lease_state import Granted, granted_by
+from django_redislock.rules.lease_state import Granted, granted_by, token_of
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
@@ -470,7 +470,7 @@ class Handle:
         assert entry.lease is not None
         lease, terms = entry.lease, entry.terms
         timeout, permit = terms.operation_timeout, lease.permit_number
-        return flows.undo(lease.name, lease._token, timeout, permit, terms.limit)
+        return flows.undo(lease.name, token_of(lease), timeout, permit, terms.limit)
 
     # --- release ------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import SHORTEST_TTL, number
 from django_redislock.rules.arguments import seconds as seconds_of
 from django_redislock.rules.forms import Attempt
-from django_redislock.rules.lease_state import Granted
+from django_redislock.rules.lease_state import Granted, token_of
 from django_redislock.rules.names import Permit, check_name
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 from django_redislock.rules.steps import Call
@@ -111,7 +111,7 @@ class LockTestKit:
         if lease is None:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
         timeout, permit = backend.operation_timeout(lease.ttl), lease.permit_number
-        leave = Call(scripts.LEAVE, lease.name, (lease._token,), timeout, permit=permit)
+        leave = Call(scripts.LEAVE, lease.name, (token_of(lease),), timeout, permit=permit)
         backend.run(flows.result_of(leave))
         backend.lost(lease, reason)
         return lease

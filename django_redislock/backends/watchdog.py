@@ -18,6 +18,7 @@ from django_redislock.backends.drivers import Inbox
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows
 from django_redislock.rules.flows import CONFIRM_WITHIN
+from django_redislock.rules.lease_state import token_of
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
@@ -246,7 +247,8 @@ class Watchdog:
         if lease is None or not lease.is_active:
             self._first_over = min(self._first_over, when)
             return
-        due = self._last[lease._token] = _Due(when, next(self._numbers), lease._token, reference)
+        token = token_of(lease)
+        due = self._last[token] = _Due(when, next(self._numbers), token, reference)
         within = 2.0 ** math.floor(math.log2(self._time_for_one_try(lease, when)))
         if within not in self._queues:
             self._queues[within] = _Queue(within)

@@ -26,7 +26,7 @@ from django_redislock.rules.flows import (
     milliseconds,
     take_up,
 )
-from django_redislock.rules.lease_state import lost_because
+from django_redislock.rules.lease_state import lost_because, token_of
 from django_redislock.rules.replies import (
     FORCED,
     RELEASED,
@@ -268,7 +268,7 @@ class Release(Form):
         retention: str = "",
     ) -> None:
         self.name, self.id, self.owner = lease.name, lease.id, lease.owner
-        self.lease, self.token, self.permit = lease, lease._token, lease.permit_number
+        self.lease, self.token, self.permit = lease, token_of(lease), lease.permit_number
         self.terms = terms
         self.insist = insist
         self.min_hold = lease.min_hold

@@ -13,6 +13,7 @@ signal handler or a destructor may call one while the thread that it interrupts 
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import process
@@ -146,7 +147,7 @@ class LeaseState:
         is_of_run: Whether the run of a job has it. Its release then notes the end of the run.
         alarms: The alarms to raise when it is endangered.
         is_handed_over: Whether it ended by a hand-over to the bearer of a baton.
-        transactions: How many of *times_held* are open transactions; see holds.Handle._defer().
+        transactions: How many of *times_held* are open transactions; see handle.Handle._defer().
         min_hold: The greatest min_hold of its acquires that have ended with a success.
     """
 
@@ -442,3 +443,7 @@ class LeaseState:
             self.lost = reason
         told_by = object()
         return vars(self).setdefault("_told_by", told_by) is told_by  # One step of the dict.
+
+
+# The secret of a lease, for this package alone: programs have its id.
+token_of: Callable[[LeaseState], str] = attrgetter("_token")
