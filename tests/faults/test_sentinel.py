@@ -320,11 +320,12 @@ def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
     assert commands_run(former) == 0
 
 
-@pytest.mark.proves("P1", "R13")
-def test_of_sentinels_that_name_different_masters_the_majority_is_believed_or_nobody(
-    make_watched, make_server, settings, key_prefix
-):
-    """One of three was told anew, and all count the same failovers: none."""
+@pytest.fixture
+def disagreeing(make_watched, make_server, settings, key_prefix):
+    """One of three sentinels was told anew, and all count the same failovers: none.
+
+    The topology, the other two sentinels, the locks, and the master of the one apart.
+    """
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **PATIENT)
     locks.configure(**watched.setting(**UNHASTY))
@@ -332,6 +333,12 @@ def test_of_sentinels_that_name_different_masters_the_majority_is_believed_or_no
     *most, apart = watched.sentinels
     watched.ask(apart, "REMOVE", SERVICE)
     watched.ask(apart, "MONITOR", SERVICE, other.host, str(other.port), "2")
+    return watched, most, locks, other
+
+
+@pytest.mark.proves("P1", "R13")
+def test_of_sentinels_that_name_different_masters_the_majority_is_believed_or_nobody(disagreeing):
+    watched, most, locks, other = disagreeing
     with Blocking() as threads, InLoop() as tasks:
         for number in range(8):  # Each backend asks them in another order.
             backends.reset()
@@ -503,17 +510,9 @@ def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
 
 
 @pytest.mark.proves("P1", "R13")
-def test_silent_sentinels_are_asked_at_each_dial_until_a_majority_was_heard(
-    make_watched, make_server, settings, key_prefix
-):
+def test_silent_sentinels_are_asked_at_each_dial_until_a_majority_was_heard(disagreeing):
     """Else the one that was told anew would be believed for as long as they count as silent."""
-    watched = make_watched("valkey")
-    locks = watched.locks(settings, key_prefix, **PATIENT)
-    locks.configure(**watched.setting(**UNHASTY))
-    other = make_server("valkey")
-    *most, apart = watched.sentinels
-    watched.ask(apart, "REMOVE", SERVICE)
-    watched.ask(apart, "MONITOR", SERVICE, other.host, str(other.port), "2")
+    _, most, locks, other = disagreeing
     for begin in (Blocking, InLoop):
         backends.reset()
         for one in most:
