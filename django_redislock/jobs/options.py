@@ -42,11 +42,12 @@ class Skipped(dict[str, Any]):
             everybody), "cooling" (min_hold keeps it), "done" (by once) or "duplicate" (of a Celery
             task run that has succeeded).
         lock: The name of the lock.
-        holder: If it is busy or held: the holder, as "host:pid" and what it runs, or the operator.
+        holder: If it is busy or paused: the holder, as "host:pid" and what it runs; or the
+            operator.
         by: Else: the owner that did the work, or held the lock last.
         ago: How many seconds ago that was; missing if unknown.
         expires_in: Of a cooling lock: in how many seconds it is free; missing if unknown.
-        reason: Why an operator holds it, or another remark; missing if there is none.
+        reason: Why an operator paused it, or another remark; missing if there is none.
     """
 
     __slots__ = ()
