@@ -36,6 +36,22 @@ pytestmark = [
 LOOPS = 8
 
 
+@pytest.fixture(autouse=True)
+def nothing_of_them_is_left_to_collect(monkeypatch):
+    """Loops that a test drops end in it: what is said of them would be said in a later test."""
+    made = []
+    make = asyncio.new_event_loop
+
+    def made_loop():
+        loop = make()
+        made.append(ref(loop))
+        return loop
+
+    monkeypatch.setattr(asyncio, "new_event_loop", made_loop)
+    yield
+    wait_until(lambda: gc.collect() >= 0 and not any(loop() for loop in made))
+
+
 async def take(name):
     async with distributed_lock(name):
         pass

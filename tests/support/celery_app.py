@@ -8,7 +8,11 @@ from weakref import WeakSet
 
 import celery._state
 from celery import Celery
+from celery.backends import cache
 from celery.result import AsyncResult
+from kombu.transport import memory
+from kombu.transport.virtual import BrokerState
+from kombu.utils.functional import LRUCache
 
 EAGER = {"task_always_eager": True, "task_store_eager_result": False}
 
@@ -30,6 +34,10 @@ def celery_app(**conf):
     with (
         mock.patch.object(celery._state, "_on_app_finalizers", finalizers),
         mock.patch.object(celery._state, "_apps", WeakSet()),
+        # What the memory of a process keeps, results and messages, no other application finds.
+        mock.patch.object(cache, "_DUMMY_CLIENT_CACHE", LRUCache()),
+        mock.patch.object(memory.Channel, "queues", {}),
+        mock.patch.object(memory.Transport, "global_state", BrokerState()),
     ):
         app = Celery("tests", set_as_current=False)
         app.conf.update(conf)
