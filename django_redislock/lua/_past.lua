@@ -23,17 +23,18 @@ local function note_past(value, ended, ms, retention)
     return
   end
   local entry = id .. fence .. '|' .. since .. '|' .. stop .. '|' .. ended .. '|' .. string.sub(value, owner_at)
+  local most, size = tonumber(string.match(retention or '', '^%d+/%d+/(%d+)$') or MET)
   if noted then
     redis.pcall('LSET', PAST, -1, entry)
   else
-    local size = redis.pcall('RPUSH', PAST, entry)
+    size = redis.pcall('RPUSH', PAST, entry)
     local expired = ended == '' and type(last) == 'string' and string.find(last, '^%x+|%d+|%d+||')
     if expired and type(size) == 'number' then
       redis.pcall('LTRIM', PAST, -math.max(size - 1, MET), -1) -- those before the last one were counted at its end
     end
   end
-  if ended ~= '' then
-    redis.pcall('LTRIM', PAST, -(string.match(retention or '', '^%d+/%d+/(%d+)$') or MET), -1)
+  if ended ~= '' and not (type(size) == 'number' and size <= most) then
+    redis.pcall('LTRIM', PAST, -most, -1)
   end
   redis.pcall('PEXPIRE', PAST, 2 * DAY)
 end

@@ -39,9 +39,9 @@ local function part_of(entry, field)
   return after and string.sub(entry, before + 1, after - 1) or ''
 end
 
--- The field of the run that has begun under *permit*, by default that of LOCK.
-local function started_under(permit)
-  return 'started' .. (permit or string.match(LOCK, '}:lock(#%d+)$') or '')
+-- The field of the run that has begun under this permit.
+local function field_of_run()
+  return 'started' .. (string.match(LOCK, '}:lock(#%d+)$') or '')
 end
 
 -- Forgets the starts, *before* that of the run that has ended now, of the same call: a broker has brought it back.
@@ -58,10 +58,23 @@ local function forget_unended(owner, before)
   end
 end
 
-local function note(what, ms, lasted, why, owner, retention)
+-- Lets the records be kept for as long as they are to be, with all that waits in them: the fields *queued* and *last*.
+local function keep(ms, retention, queued, last)
+  local lasts, most = string.match(retention, '^(%d+)/(%d+)')
+  local left = math.max(time_of(queued), time_of(last)) - ms
+  redis.pcall('PEXPIRE', RUNS, left > tonumber(lasts) and digits(left) or lasts)
+  if redis.pcall('ZADD', RAN, ms, string.match(LOCK, '^(.*}:lock)') or LOCK) == 1 then
+    -- include _room
+  end
+end
+
+-- *over* is the field of the run that has ended; nil if it has none.
+local function note(what, ms, lasted, why, owner, retention, over)
   redis.pcall('HSET', RUNS, what, ms .. '|' .. lasted .. '|' .. why .. '|' .. owner)
   if what == 'success' then
-    redis.pcall('HDEL', RUNS, 'skips', 'skips:' .. part_of(owner, 'task'))
+    redis.pcall('HDEL', RUNS, 'skips', 'skips:' .. part_of(owner, 'task'), over or 'skips')
+  elseif over then
+    redis.pcall('HDEL', RUNS, over)
   elseif what == 'skip' and why ~= 'duplicate' then -- the work of a duplicate is done
     local of_job, now = 'skips:' .. part_of(owner, 'task'), ms .. ','
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
@@ -73,38 +86,30 @@ local function note(what, ms, lasted, why, owner, retention)
   if what == 'success' or what == 'failure' then
     forget_unended(owner, ms - lasted)
   end
-  local lasts, most = string.match(retention, '^(%d+)/(%d+)')
-  local queued, last = unpack(redis.pcall('HMGET', RUNS, 'queued', 'last'))
-  local left = math.max(time_of(queued), time_of(last)) - ms
-  redis.pcall('PEXPIRE', RUNS, left > tonumber(lasts) and digits(left) or lasts)
-  if redis.pcall('ZADD', RAN, ms, string.match(LOCK, '^(.*}:lock)') or LOCK) == 1 then
-    -- include _room
-  end
+  keep(ms, retention, unpack(redis.pcall('HMGET', RUNS, 'queued', 'last')))
 end
 
--- Returns the entry of the run that has begun under *permit*, and whether it has the lease *id*.
-local function run_under(permit, id)
-  local entry = redis.pcall('HGET', RUNS, started_under(permit))
-  if type(entry) == 'string' then
-    return entry, string.match(entry, '^%d+|0|(%x+)|') == id
-  end
+-- Whether the run of *entry* has the lease *id*.
+local function is_under(entry, id)
+  return type(entry) == 'string' and string.match(entry, '^%d+|0|(%x+)|') == id
 end
 
-local function begin(id, ms, owner, retention, permit)
-  local before, mine = run_under(permit, id)
-  if not mine then
+local function begin(id, ms, owner, retention)
+  local field = field_of_run()
+  local before, queued, last = unpack(redis.pcall('HMGET', RUNS, field, 'queued', 'last'))
+  if not is_under(before, id) then
     if before then
       redis.pcall('HSET', RUNS, 'unended', before)
     end
-    note(started_under(permit), ms, 0, id, owner, retention)
+    redis.pcall('HSET', RUNS, field, ms .. '|0|' .. id .. '|' .. owner)
+    keep(ms, retention, queued, last)
   end
 end
 
 -- Forgets the run of the lease *id*, which has ended, or has never begun.
-local function forget(id, permit)
-  local _, mine = run_under(permit, id)
-  if mine then
-    redis.pcall('HDEL', RUNS, started_under(permit))
+local function forget(id)
+  if is_under(redis.pcall('HGET', RUNS, field_of_run()), id) then
+    redis.pcall('HDEL', RUNS, field_of_run())
   end
 end
 

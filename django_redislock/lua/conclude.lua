@@ -60,8 +60,7 @@ if ended ~= '' then
 end
 if recognised_for ~= '0' then
   -- include _runs
-  redis.pcall('HDEL', RUNS, started_under()) -- the entry of this run, which has had the lock until now
-  note(ended == 'done' and 'success' or 'failure', now, now - since, '', owner, retention)
+  note(ended == 'done' and 'success' or 'failure', now, now - since, '', owner, retention, field_of_run())
   if ended == 'done' and run ~= '' then
     -- include _task_of
     finish(task_of(run), now, recognised_for)
