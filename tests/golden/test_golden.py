@@ -86,7 +86,7 @@ def masked(text):
     text = re.sub(r"(?<![0-9a-f.])[0-9a-f]{16}(?![0-9a-f])", "<id>", text)
     text = re.sub(r"(?<![\d.])\d{15,}\b", "<number>", text)
     text = re.sub(r"\b\d+ (d|h) \d+ (h|min)\b|\b\d+(\.\d+)? (ms|s|min|h|d)\b", "<duration>", text)
-    text = re.sub(r"\b\d+\.\d+(e[-+]\d+)?\b", "<number>", text)
+    text = re.sub(r"\b(\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+)\b", "<number>", text)
     # The width of what was masked.
     return re.sub(r" *-{4,}| {2,}", "  ", text).replace("\t", " ")
 
