@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from django_redislock.humanize import counted, visible
@@ -121,16 +121,14 @@ class Owner:
     def packed(self) -> bytes:
         """As the server keeps it: JSON without the empty fields, LONGEST_OWNER bytes at most."""
         known = {field: value for field, value in vars(self).items() if value}
-        texts = sum(isinstance(value, str) for value in known.values())
-        # What each text may have, if all its characters are of the longest, and numbers too.
-        room = LONGEST_OWNER - LONGEST_ID - sum(len(field) + 24 for field in known)
-        for most in (LONGEST_FIELD, room // (LONGEST_CHAR * max(texts, 1))):
-            shown = {k: v[:most] if isinstance(v, str) else v for k, v in known.items()}
-            if self.task_id:
-                shown["task_id"] = _short_id(self.task_id)
-            packed = json.dumps(shown, separators=(",", ":")).encode()
-            if len(packed) <= LONGEST_OWNER:
-                break
+        if self.task_id:
+            known["task_id"] = _short_id(self.task_id)
+        packed = _written(known, LONGEST_FIELD)
+        if len(packed) > LONGEST_OWNER:
+            texts = sum(isinstance(value, str) for value in known.values())
+            # What each may have, if all its characters are of the longest, and numbers too.
+            room = LONGEST_OWNER - LONGEST_ID - sum(len(field) + 24 for field in known)
+            packed = _written(known, room // (LONGEST_CHAR * texts))
         return packed
 
     @classmethod
@@ -180,6 +178,17 @@ class Owner:
         # Anybody may have written it, and a client chooses the path: it must not forge log lines.
         doing = self.task_id or self.task or self.path or self.command
         return f"{self.place} {visible(doing)}".strip() or "unknown"
+
+
+def _written(known: dict[str, Any], most: int) -> bytes:
+    """An owner as JSON, with so many characters of each text but the id."""
+    for field, value in known.items():
+        if isinstance(value, str) and len(value) > most and field != "task_id":
+            known[field] = value[:most]
+    return _encoder.encode(known).encode()
+
+
+_encoder = json.JSONEncoder(separators=(",", ":"))
 
 
 def as_kept(text: str) -> str:
