@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
-from django_redislock import logs
+from django_redislock import logs, process
 from django_redislock.rules.arguments import seconds, text
 
 if TYPE_CHECKING:
@@ -440,7 +440,7 @@ class _Telling:
             late = sum(one.monitor is monitor and one.thread.is_alive() for one in [*_late])
             if late >= MOST_LATE:
                 raise RuntimeError(f"it has not answered {late} earlier runs yet")
-            self.thread.start()
+            process.start(self.thread)
         except RuntimeError as error:  # Or no more threads, or the interpreter is shutting down.
             self.complain(error)
             self.done.set_result(None)

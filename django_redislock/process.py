@@ -160,6 +160,21 @@ def pass_on_interrupt(error: BaseException) -> None:
                 del one, error, context
 
 
+def start(thread: threading.Thread) -> None:
+    """Start *thread*. What a signal handler raises meanwhile is raised as it is.
+
+    If it is raised in the last steps of a start, threading raises a KeyError in its place.
+
+    Raises:
+        RuntimeError: There are no more threads, or the interpreter is shutting down.
+    """
+    try:
+        thread.start()
+    except KeyError as error:
+        pass_on_interrupt(error)
+        raise
+
+
 def forget_frames(error: BaseException) -> None:
     """As pass_on_interrupt(). Else let *error* refer to no frames, since it is kept from here on.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import clock, logs, signals
+from django_redislock import clock, logs, process, signals
 from django_redislock.backends import drivers
 from django_redislock.lease import Leases
 from django_redislock.process import tell_after_fork
@@ -374,6 +374,6 @@ def _in_thread(name: str, tell: Callable[[Any], object], about: object) -> None:
     """Call *tell* in a thread. If it hangs, it stops neither the other callbacks nor the exit."""
     thread = threading.Thread(target=tell, args=(about,), name=name, daemon=True)
     try:
-        thread.start()
+        process.start(thread)
     except RuntimeError:  # No more threads, or the interpreter is shutting down.
         tell(about)

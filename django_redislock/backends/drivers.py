@@ -229,7 +229,7 @@ def start_in_thread(work: Callable[[], Result], name: str) -> Future[Result]:
     outcome: Future[Result] = Future()
 
     try:
-        threading.Thread(target=_do, args=(work, outcome), name=name, daemon=True).start()
+        process.start(threading.Thread(target=_do, args=(work, outcome), name=name, daemon=True))
     except RuntimeError:  # No more threads, or the interpreter is shutting down.
         _do(work, outcome)
     return outcome

@@ -347,7 +347,7 @@ class Listener:
         """
         thread = threading.Thread(target=self._run, name="redislock-sentinel", daemon=True)
         try:
-            thread.start()
+            process.start(thread)
         except RuntimeError:
             return False
         return True

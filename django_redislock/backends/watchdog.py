@@ -13,7 +13,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
-from django_redislock import logs
+from django_redislock import logs, process
 from django_redislock.backends.drivers import Inbox
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows
@@ -162,7 +162,7 @@ class Watchdog:
         )
         try:
             self._thread = thread  # First: a signal handler may leave a lease before the start.
-            thread.start()
+            process.start(thread)
         except RuntimeError:
             # No more threads, or the interpreter is shutting down. The lease is good until its
             # deadline. The next lease tries to start the thread again.

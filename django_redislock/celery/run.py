@@ -18,7 +18,7 @@ from celery import states
 from celery._state import _task_stack  # It has no public name; see TaskRun._item_of.
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 
-from django_redislock import clock, logs, signals, task_runs
+from django_redislock import clock, logs, process, signals, task_runs
 from django_redislock.backends.registry import backends
 from django_redislock.celery import queued
 from django_redislock.celery.defer import Deferred, defer, leave, stand, time_in_slot
@@ -417,7 +417,7 @@ class TaskRun(JobRun):
         # One for each body under way when the server stopped answering: none starts until it does.
         thread = threading.Thread(target=uncount_later, name="redislock-uncount", daemon=True)
         with suppress(RuntimeError):  # No more threads, or the interpreter is shutting down.
-            thread.start()
+            process.start(thread)
 
     def _abandon(self, lease: Lease, starts: int, most: int) -> Exception:
         """Give up a call with *starts* unended starts. Returns the exception to raise."""

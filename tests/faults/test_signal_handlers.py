@@ -11,6 +11,7 @@ import gc
 import itertools
 import random
 import signal as os_signals
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from django_redislock import (
     LockUnavailable,
     distributed_lock,
     held,
+    process,
     signals,
     transactions,
 )
@@ -203,3 +205,23 @@ def test_a_server_is_unavailable_also_while_the_error_of_a_handler_is_handled(lo
             own_server.stop()
             with pytest.raises(LockUnavailable):
                 distributed_lock("lottery", wait=0).acquire()
+
+
+def test_what_a_handler_raises_where_a_thread_starts_is_raised_as_it_is(monkeypatch):
+    """Threading would raise a KeyError in its place: the thread is in its list no more."""
+    joinable = "_start_joinable_thread"  # Since Python 3.13.
+    name = joinable if hasattr(threading, joinable) else "_start_new_thread"
+    start = getattr(threading, name)
+
+    def start_interrupted(*args, **kwargs):
+        result = start(*args, **kwargs)
+        wait_until(lambda: thread.ident in threading._active or ran)
+        os_signals.raise_signal(os_signals.SIGALRM)
+        return result
+
+    ran = []
+    thread = threading.Thread(target=lambda: ran.append(True))
+    monkeypatch.setattr(threading, name, start_interrupted)
+    with alarm(Interrupted), pytest.raises(Interrupted):
+        process.start(thread)
+    wait_until(lambda: ran)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from django_redislock import clock
+from django_redislock import clock, process
 from django_redislock.backends.drivers import Inbox
 from django_redislock.backends.redis.connection import id_of
 from django_redislock.backends.redis.errors import Exhausted
@@ -114,7 +114,7 @@ class SharedBell:
         with suppress(IndexError):
             thread = self._unstarted.pop()
             try:
-                thread.start()
+                process.start(thread)
             except RuntimeError as error:
                 self.lost = True
                 self.cut()
