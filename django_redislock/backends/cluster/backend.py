@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,7 +19,6 @@ from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend, Indexed
 from django_redislock.backends.cluster.node import Node, check_node, turned_away_by
 from django_redislock.backends.cluster.slots import Slots
-from django_redislock.backends.drivers import aperform, perform
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.checking import (
     check_timeout,
@@ -45,7 +43,7 @@ from django_redislock.rules.replies import NamesReply
 from django_redislock.rules.steps import Answer, Call, NotDone, Refused, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from django_redislock.backends.base import TakesCommands
     from django_redislock.backends.cluster.node import SlotMap
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
     from django_redislock.conf import Conf
     from django_redislock.rules.forms import Form
     from django_redislock.rules.replies import LookReply
-    from django_redislock.rules.steps import Bell, Listen, Outcome, Performer, Tell
+    from django_redislock.rules.steps import Listen, Outcome, Performer, Tell
 
 
 # --- whether the nodes in LOCATION answer, and all slots are kept ---------------------------------
@@ -91,10 +89,18 @@ def coverage(said: Mapping[str, SlotMap | Exception], nodes: int) -> Finding:
 MOST_REDIRECTIONS = 4  # In one step: nodes that do not agree name each other.
 
 
-class _OfNode(ABC):
-    """One flow's use of the cluster, by a session of the node that it asks."""
+class _OfNode:
+    """One flow's use of the cluster, by a session of the node that it asks.
+
+    One text for both kinds of flows; how a wait is done is an attribute of the class.
+    """
 
     __slots__ = ("_node", "_session", "_slots")
+
+    _perform: ClassVar[Callable[..., Any]]  # See drivers.perform().
+    _find: ClassVar[Callable[..., Any]]  # See Slots.find().
+    _session_at: ClassVar[Callable[..., Any]]  # A new session of a node.
+    _call_asking: ClassVar[Callable[..., Any]]  # See Node.call_asking().
 
     def __init__(
         self, slots: Slots, node: Node | None = None, session: Performer | None = None
@@ -102,6 +108,20 @@ class _OfNode(ABC):
         self._slots = slots
         self._node = node
         self._session = session
+
+    def call(self, step: Call) -> Any:
+        return self._perform(self._call(step))
+
+    def call_all(self, calls: Sequence[Call]) -> Any:
+        return self._perform(self._call_all(calls))
+
+    def tell(self, step: Tell) -> Any:
+        assert self._session is not None
+        return self._session.tell(step)
+
+    def listen(self, step: Listen) -> Any:
+        assert self._session is not None
+        return self._session.listen(step)
 
     def close(self) -> None:
         """Give back what the flow has used of its node."""
@@ -117,7 +137,7 @@ class _OfNode(ABC):
     def _call(self, step: Call) -> Waits[Answer]:
         started = clock.now()
         try:
-            node: Node = yield partial(self._find, step.name, step.within)
+            node: Node = yield partial(self._find, self._slots, step.name, step.within)
         except CLIENT_ERRORS as error:
             raise trouble_of(error, started, was_sent=False) from error
         for _ in range(MOST_REDIRECTIONS):
@@ -150,7 +170,7 @@ class _OfNode(ABC):
         by_node: dict[Node, list[int]] = {}
         for number, call in enumerate(calls):
             try:
-                node: Node = yield partial(self._find, call.name, call.within)
+                node: Node = yield partial(self._find, self._slots, call.name, call.within)
             except CLIENT_ERRORS as error:
                 outcomes[number] = trouble_of(error, started, was_sent=False)
             else:
@@ -177,18 +197,6 @@ class _OfNode(ABC):
             raise _gone() from outcome
         raise copy(outcome) from outcome.__cause__
 
-    @abstractmethod
-    def _session_at(self, node: Node) -> Performer:
-        """A new session of a node."""
-
-    @abstractmethod
-    def _find(self, name: str, seconds: float) -> Any:
-        """See Slots.find()."""
-
-    @abstractmethod
-    def _call_asking(self, node: Node, call: Call) -> Any:
-        """See Node.call_asking()."""
-
 
 def _gone() -> NotDone:
     """The trouble if another node is to be asked, but cannot be yet."""
@@ -201,29 +209,14 @@ class ClusterSession(_OfNode, drivers.Blocking):
 
     __slots__ = ()
 
-    def call(self, step: Call) -> Answer:
-        return perform(self._call(step))
+    _perform = staticmethod(drivers.perform)
+    _find = staticmethod(Slots.find)
+    _session_at = staticmethod(Node.session)
+    _call_asking = staticmethod(Node.call_asking)
 
-    def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
-        return perform(self._call_all(calls))
 
-    def tell(self, step: Tell) -> None:
-        assert self._session is not None
-        self._session.tell(step)
-
-    def listen(self, step: Listen) -> Bell:
-        assert self._session is not None
-        bell: Bell = self._session.listen(step)
-        return bell
-
-    def _session_at(self, node: Node) -> Performer:
-        return node.session()
-
-    def _find(self, name: str, seconds: float) -> Node:
-        return self._slots.find(name, seconds)
-
-    def _call_asking(self, node: Node, call: Call) -> Outcome:
-        return node.call_asking(call)
+async def _acall_asking(node: Node, call: Call) -> Outcome:
+    return await in_thread(partial(node.call_asking, call))
 
 
 class AsyncClusterSession(_OfNode, drivers.Awaiting):
@@ -231,29 +224,10 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
 
     __slots__ = ()
 
-    async def call(self, step: Call) -> Answer:
-        return await aperform(self._call(step))
-
-    async def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
-        return await aperform(self._call_all(calls))
-
-    async def tell(self, step: Tell) -> None:
-        assert self._session is not None
-        await self._session.tell(step)
-
-    async def listen(self, step: Listen) -> Bell:
-        assert self._session is not None
-        bell: Bell = await self._session.listen(step)
-        return bell
-
-    def _session_at(self, node: Node) -> Performer:
-        return node.async_session()
-
-    async def _find(self, name: str, seconds: float) -> Node:
-        return await self._slots.afind(name, seconds)
-
-    async def _call_asking(self, node: Node, call: Call) -> Outcome:
-        return await in_thread(partial(node.call_asking, call))
+    _perform = staticmethod(drivers.aperform)
+    _find = staticmethod(Slots.afind)
+    _session_at = staticmethod(Node.async_session)
+    _call_asking = staticmethod(_acall_asking)
 
 
 FIRST_PAGE = 32  # Names, at least, that each bucket is asked for.

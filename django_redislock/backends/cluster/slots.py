@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from copy import copy
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from redis import exceptions as redis_errors
 
 from django_redislock import clock, process
 from django_redislock.backends.cluster.node import SLOT_OF, SlotMap, is_lost, read_slot_map
+from django_redislock.backends.drivers import start_in_thread
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
@@ -30,6 +30,7 @@ from django_redislock.rules.keys import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
 
     from django_redislock.backends.cluster.node import Node, Redirection
     from django_redislock.backends.redis.dialing import Dialer
@@ -201,35 +202,18 @@ class Slots:
     def _inquire(self) -> Future[None] | None:
         """The inquiry that is under way, or else a new one; None if one has just ended."""
         with self._lock:
-            if self._inquiry is not None:
-                return self._inquiry
-            if clock.now() < self._asked_at + SOONEST and self._owner_nodes:
-                return None
-            inquiry = self._inquiry = Future()
-        try:
-            threading.Thread(
-                target=self._carry_out, args=(inquiry,), name="redislock-cluster", daemon=True
-            ).start()
-        except RuntimeError:  # No more threads, or the interpreter is shutting down.
-            self._carry_out(inquiry)
-        except BaseException:  # A signal handler raised it: maybe no thread asks; none may wait.
-            self._inquiry = None
-            raise
-        return inquiry
+            if self._inquiry is None or self._inquiry.done():
+                if clock.now() < self._asked_at + SOONEST and self._owner_nodes:
+                    return None
+                self._inquiry = start_in_thread(self._ask, "redislock-cluster")
+            return self._inquiry
 
-    def _carry_out(self, inquiry: Future[None]) -> None:
-        problem: BaseException | None = None
+    def _ask(self) -> None:
         try:
             self._learn(self._answers())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            problem = error
-        with self._lock:
-            self._inquiry, self._asked_at = None, clock.now()
-        if problem is None:
-            inquiry.set_result(None)
-        else:
-            inquiry.set_exception(problem)
-        del problem, inquiry  # See process.forget_frames().
+        finally:
+            with self._lock:
+                self._inquiry, self._asked_at = None, clock.now()
 
     def _answers(self) -> list[SlotMap]:
         """The answers of nodes, until one ends all doubt. At first all in LOCATION are asked."""

@@ -189,11 +189,6 @@ def check_protocol(url: str, options: Mapping[str, Any], protocols: Collection[i
     )
 
 
-def has_option(url: str, error: TypeError) -> bool:
-    """Whether the URL has the option that redis-py refuses by *error*."""
-    return any(repr(name) in str(error) for name, _ in parse_qsl(urlsplit(url).query))
-
-
 def names_option(url: str, name: str) -> bool:
     """Whether the URL has the option *name* after its ?."""
     return name in dict(parse_qsl(urlsplit(url).query))
@@ -228,24 +223,21 @@ def checked_dialer(
         ImproperlyConfigured: Names the setting and says what is wrong.
     """
     check_client()
+    setting = f"{of_url} "
     try:
         check_url(url)
-    except ValueError as error:
-        raise ImproperlyConfigured(f"{of_url} {error}.") from None
-    try:
+        setting = of_options
         check_options(url, options)
-    except ValueError as error:
-        raise ImproperlyConfigured(f"{of_options}{error}.") from None
-    try:
+        setting = f"{of_url if names_option(url, 'protocol') else of_options}['protocol'] "
         check_protocol(url, options, protocols)
     except ValueError as error:
-        setting = of_url if names_option(url, "protocol") else of_options
-        raise ImproperlyConfigured(f"{setting}['protocol'] {error}.") from None
+        raise ImproperlyConfigured(f"{setting}{error}.") from None
     try:
         return Dialer(url, options, check, types)
     except TypeError as error:
         # Its text names the option, not its value.
-        setting = of_url if has_option(url, error) else of_options
+        names = dict(parse_qsl(urlsplit(url).query))
+        setting = of_url if any(repr(name) in str(error) for name in names) else of_options
         raise ImproperlyConfigured(
             f"{setting} has an option that redis-py does not accept: {error}"
         ) from error
