@@ -22,10 +22,10 @@ from django_redislock.rules.lease_state import token_of
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from weakref import ReferenceType
 
-    from django_redislock.exceptions import LostReason
+    from django_redislock.backends.base import Backend
     from django_redislock.lease import Lease
     from django_redislock.rules.lease_state import Renewal
     from django_redislock.rules.steps import Call, Outcome, Refused, Unanswered
@@ -39,19 +39,6 @@ SHORTEST_TRY = 0.05  # Seconds.
 MOST_NEW = 1000  # New leases after which the thread wakes, and drops those that are over.
 # Seconds for which the thread expects new leases that are as short as earlier ones.
 EXPECTED_FOR = 60.0
-
-
-class Watched(Protocol):
-    """A backend, as its watchdog sees it."""
-
-    alias: str
-    clock: Callable[[], float]
-    renewal_failures: int
-
-    def operation_timeout(self, ttl: float) -> float: ...
-    def lost(self, lease: Lease, reason: LostReason) -> None: ...
-    def look_after(self, lease: Lease) -> None: ...
-    def watchdog_of(self, name: str) -> Watchdog: ...
 
 
 class Renewer(Protocol):
@@ -99,7 +86,7 @@ class Watchdog:
     wakes. A release does nothing here: the thread sees by itself which leases are over.
     """
 
-    def __init__(self, backend: Watched, renewer: Renewer) -> None:
+    def __init__(self, backend: Backend, renewer: Renewer) -> None:
         self._backend = backend
         self._renewer = renewer
         # Other threads leave these: leases, with the times when they are due; a ring, to wake it.

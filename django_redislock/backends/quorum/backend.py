@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -293,11 +293,8 @@ class QuorumBackend(Backend):
         if ensemble is None:
             ways = (server.loops.call_all(self.async_session, calls) for server in self.quorum)
             return next((outcomes for outcomes in ways if outcomes is not None), None)
-        session = Session(self._voting(), self._pool, ensemble)
-        try:
+        with closing(Session(self._voting(), self._pool, ensemble)) as session:
             return session.call_all(calls)
-        finally:
-            session.close()
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         try:

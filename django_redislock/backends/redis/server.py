@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -322,11 +322,8 @@ class Server:
         connection = self._pool.take_idle()
         if connection is None:
             return self._loops.call_all(self.async_session, calls)
-        session = Session(self._caller, self._pool, connection)
-        try:
+        with closing(Session(self._caller, self._pool, connection)) as session:
             return session.call_all(calls)
-        finally:
-            session.close()
 
     def prepare_watchdog(self) -> None:
         """Begin to dial that connection, if there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import closing
 from contextvars import copy_context
 from copy import copy
 from functools import partial
@@ -290,7 +291,7 @@ class AsyncSession(drivers.Awaiting):
             raise trouble_of(error, sent, was_sent=was_sent) from error
         if outcome is None:
             try:
-                return await self._in_turn(partial(self._call_blocking, step, started), step.within)
+                return await self._in_thread(partial(_call_late, step, started), step.within)
             except Exhausted as error:
                 raise trouble_of(error, started, was_sent=False) from error
         if isinstance(outcome, Answer):
@@ -311,8 +312,8 @@ class AsyncSession(drivers.Awaiting):
             return [trouble_of(error, sent, was_sent=was_sent) for _ in calls]
         if outcomes is None:  # See call().
             try:
-                work = partial(self._call_all_blocking, calls, started)
-                return await self._in_turn(work, calls[0].within)
+                work = partial(_call_all_late, calls, started)
+                return await self._in_thread(work, calls[0].within)
             except Exhausted as error:
                 return [trouble_of(error, started, was_sent=False) for _ in calls]
         return outcomes
@@ -403,8 +404,8 @@ class AsyncSession(drivers.Awaiting):
             return ""
         return self._caller.channel_on(connection, step.name)
 
-    async def _in_turn(self, work: Callable[[], Result], seconds: float) -> Result:
-        """Do *work* in a thread, which needs a connection: so there are no more threads than those.
+    async def _in_thread(self, work: Callable[[Session], Result], seconds: float) -> Result:
+        """Do *work* with a session in a thread; there are no more such threads than connections.
 
         Raises:
             Exhausted: It was not the turn of this coroutine within so many seconds.
@@ -415,29 +416,27 @@ class AsyncSession(drivers.Awaiting):
                 await turns.acquire()
         except TimeoutError as error:
             raise self._pool.exhausted() from error
+
+        def with_session() -> Result:
+            with closing(Session(self._caller, self._pool)) as session:
+                return work(session)
+
         try:
-            return await in_thread(work)
+            return await in_thread(with_session)
         finally:
             turns.release()
 
-    def _call_blocking(self, step: Call, started: float) -> Answer:
-        session = Session(self._caller, self._pool)
-        if step.listening:
-            step = as_try(step)  # See Session.call().
-        try:
-            # It may have waited for a thread.
-            left = rest(step.within, started)
-            return session.call(step._replace(within=left, patience=0.0))
-        finally:
-            session.close()
 
-    def _call_all_blocking(self, calls: Sequence[Call], started: float) -> list[Outcome]:
-        session = Session(self._caller, self._pool)
-        left = rest(calls[0].within, started)  # See _call_blocking().
-        try:
-            return session.call_all([call._replace(within=left) for call in calls])
-        finally:
-            session.close()
+def _call_late(step: Call, started: float, session: Session) -> Answer:
+    """Call in the rest of its time: it may have waited for a thread."""
+    if step.listening:
+        step = as_try(step)  # See Session.call().
+    return session.call(step._replace(within=rest(step.within, started), patience=0.0))
+
+
+def _call_all_late(calls: Sequence[Call], started: float, session: Session) -> list[Outcome]:
+    left = rest(calls[0].within, started)
+    return session.call_all([call._replace(within=left) for call in calls])
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
