@@ -1,10 +1,10 @@
-"""The arguments of each act of ``manage.py locks``."""
+"""The arguments of each act of ``manage.py locks``, as a table."""
 
 from __future__ import annotations
 
 import math
 from argparse import SUPPRESS, Action, ArgumentError, ArgumentTypeError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.management.base import CommandParser
 
@@ -19,9 +19,7 @@ from django_redislock.rules.arguments import DEFAULT_DATABASE
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
-
-NAME = "of a lock, as list prints it; write -- before one that begins with a dash"
+    from collections.abc import Callable, Iterable, Sequence
 
 # Options that choose locks, as in held.Selection, and their defaults.
 CHOICES: dict[str, Any] = {
@@ -51,6 +49,264 @@ class Given(Action):
         setattr(namespace, self.dest, values)
 
 
+# --- kinds of values, by how help writes them -----------------------------------------------------
+
+
+def _read(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Have argparse print the ValueError of *parse*."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _limit(text: str) -> int:
+    if not (text.isdecimal() and text.strip("0")):
+        raise ValueError(f"{text!r} is no number; write 1 or more.")
+    return int(text[:10])  # Lists are bounded anyway.
+
+
+def _status(text: str) -> int:
+    if not (text.isdecimal() and len(text) <= 3 and int(text) <= 255):
+        raise ValueError(f"{text!r} is no exit status; write 0 to 255.")
+    return int(text)
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "TIME": parse_duration,
+    "TIME|inf": lambda text: math.inf if text == "inf" else parse_duration(text),
+    "N": _limit,
+    "STATUS": _status,
+    "URL": Ping,
+}
+
+
+class Argument(NamedTuple):
+    """One argument, as add_argument() takes it."""
+
+    flags: tuple[str, ...]
+    how: dict[str, Any]
+
+
+def _argument(written: str, meaning: str, **how: Any) -> Argument:
+    """An argument as help writes it: "--for TIME", "--yes", "name NAME". Other values are texts."""
+    *flags, value = written.split(" ") if " " in written else (written, "")
+    kind: dict[str, Any] = {"metavar": value}
+    if not value:
+        kind = {"action": "store_true"}
+    elif value in KINDS:
+        kind["type"] = _read(KINDS[value])
+    elif written.startswith("-"):
+        kind |= {"action": Given, "default": ""}
+    return Argument(tuple(flags), {**kind, "help": meaning, **how})
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+NAME_HELP = "of a lock, as list prints it; write -- before one that begins with a dash"
+NAME = _argument("name NAME", NAME_HELP)
+NAMES = _argument("names NAME", NAME_HELP, nargs="*")
+OF_PAUSE = _argument("name NAME", f"{NAME_HELP}; it has all its permits")
+SKIP_CHECKS = _argument("--skip-checks", SUPPRESS, default=SUPPRESS)
+# They may stand before or after the act. Without SUPPRESS the act's default would win.
+COMMON = (
+    _argument("--alias ALIAS", "only the locks of this alias of REDISLOCK", default=SUPPRESS),
+    _argument("--json", "print JSON, for programs", default=SUPPRESS),
+    # There are no checks to skip. Scripts for all commands need not know that.
+    SKIP_CHECKS,
+)
+OF_LOCKS = (
+    _argument("--host HOST", "held from this host"),
+    _argument("--task TASK", "held by runs of this task, by its full name"),
+    _argument("--prefix PREFIX", "with a name that begins like this"),
+    _argument("--older-than TIME", "held this long: 90s, 10m, 1h30m, 2d"),
+)
+# Without defaults, as they may stand before and after the second act.
+OF_ROWS = (
+    _argument("--database ALIAS", "of DATABASES (default)", default=SUPPRESS),
+    _argument("--older-than TIME", "completed so long ago: 90m, 26h, 30d", default=SUPPRESS),
+)
+LIMIT = _argument("--limit N", "how many at most (1000)", default=1000)
+DRY_RUN = _argument("--dry-run", "only print what would be done")
+CONFIRMATION = (
+    _argument("--yes", "do not ask"),
+    _argument("--reason TEXT", "why, for the audit log", action="store"),
+)
+
+
+class Act:
+    """What an act does, and its arguments.
+
+    The list of acts has what it does up to the first full stop or colon.
+    """
+
+    def __init__(self, does: str, *arguments: Argument) -> None:
+        self.does, self.arguments = does, arguments
+
+
+ACTS = {
+    "list": Act(
+        "List the held locks. This is done without an ACT, too.",
+        *OF_LOCKS,
+        Argument(
+            ("--state",),
+            {"default": "", "choices": held.STATES, "help": "in this state: %(choices)s"},
+        ),
+        _argument("--search TEXT", "with this in the name or in the holder"),
+        LIMIT,
+        _argument("--fail", "exit with 1 if there is any"),
+    ),
+    "show": Act(
+        "Show all about one lock: its holder, its waiters, its past leases, and what became of the"
+        " runs of its task.",
+        NAME,
+        _argument("--permit N", "the Nth permit of NAME; 1: NAME itself"),
+    ),
+    "explain": Act(
+        "Say what became of a call, in sentences with absolute times: of all under a lock,"
+        " of a job, or of the task with an id.",
+        _argument("what NAME_OR_TASK_ID", "of a lock, or the id of a task"),
+        _argument("--job", "it is the full name of a job"),
+    ),
+    "runs": Act(
+        "Show what became of the runs of jobs, tasks among them: the last success, failure and"
+        " skip, the runs under way, and those that never ended. Without a NAME it shows all.",
+        _argument("--task TASK", "only locks under which this task has run, by its full name"),
+        _argument("--prefix PREFIX", "only locks with a name that begins like this"),
+        _argument(
+            "--job JOB",
+            "one line for a job, over all names of its locks: the full name of a function or"
+            " task, or 'manage.py NAME'",
+        ),
+        NAMES,
+        _argument(
+            "--no-success-for TIME",
+            "only those without a success for so long: 90m, 26h, 3d; or without any. With"
+            " --job, --task or --prefix, the latest success of any of them counts",
+        ),
+        _argument("--fail", "exit with 1 if there is any such, for probes"),
+        _argument(
+            "--ping URL",
+            "tell this URL if there is none such, and URL/fail if there is any, as"
+            " healthchecks.io has it: an alarm that rings also if no run ever begins",
+        ),
+    ),
+    "run": Act(
+        "Run a command under a lock: where several start it, one runs it. A TIME is 90s, 10m, 1h30m"
+        " or 2d. The exit status is that of the command; or 75: the lock was busy, 76: the lease"
+        " was lost, 3: the server did not answer. -v 0 says nothing of a skip.",
+        _argument("name NAME", "of the lock"),
+        *(
+            _argument(f"--{name.replace('_', '-')} {option.shell}", option.brief)
+            for name, option in options_in(JobArguments).items()
+            if option.shell
+        ),
+        _argument(
+            "--grace TIME", "from SIGTERM to SIGKILL when the command is to end (10s)", default=10.0
+        ),
+        _argument("--busy-exit STATUS", "exit status of a skip (75)", default=BUSY),
+        _argument(
+            "--job NAME",
+            "what the job is called in records, alarms and metrics (the lock's name)",
+            default=None,
+        ),
+        _argument(
+            "--using --alias ALIAS",
+            "an alias of REDISLOCK (default)",
+            dest="alias",
+            default=SUPPRESS,
+        ),
+        SKIP_CHECKS,
+    ),
+    "release": Act(
+        "End by force the leases of the named locks: show them, ask, and end exactly those. Their"
+        " holders are not stopped.",
+        NAMES,
+        _argument(
+            "--id LEASE",
+            "only this one; needs no NAME, asks nothing",
+            dest="lease",
+            action="store",
+            default=None,
+        ),
+        *CONFIRMATION,
+    ),
+    "pause": Act(
+        "Keep a lock from everybody for a while: runs are skipped as held, and name the operator"
+        " and the reason. A run that holds it goes on to its end; then the pause begins.",
+        OF_PAUSE,
+        _argument(
+            "--for TIME",
+            "from now: 90s, 10m, 1h30m, 2d; at most 30d",
+            type=_read(lambda text: held.pause_seconds(parse_duration(text))),
+            dest="lasts",
+            required=True,
+        ),
+        _argument("--reason TEXT", "why, for all who are told", action="store"),
+    ),
+    "resume": Act("End such a pause. The lease of a run is left alone.", OF_PAUSE),
+    "clean": Act(
+        "End by force the leases of all chosen locks: show them, ask, and end exactly those. Their"
+        " holders are not stopped.",
+        *OF_LOCKS,
+        _argument("--dead-here", "held by a process of this host that does not exist any more"),
+        _argument("--all", "all that are held", dest="every"),
+        _argument(
+            "--queued",
+            "no locks, but the calls that unique_queued has announced, as after a purge of the"
+            " broker: later calls are published. Asks nothing; goes with --task",
+            dest="queued_calls",
+        ),
+        DRY_RUN,
+        *CONFIRMATION,
+    ),
+    "once": Act(
+        'See and forget completed runs: those of tasks with once="database". A database keeps'
+        " a row of each.",
+        *OF_ROWS,
+    ),
+    "doctor": Act("Examine whether the server is fit to keep locks."),
+    "metrics": Act(
+        "Print the servers' metrics in the text format of Prometheus: of held locks, waiters, runs"
+        " of jobs, and the findings of doctor.",
+        _argument("--output FILE", "write them there, in one step; print nothing"),
+        _argument(
+            "--limit N",
+            "how many names of locks, and how many jobs, have labels at most (100)",
+            default=100,
+        ),
+        _argument("--no-doctor", "leave out the findings of doctor"),
+    ),
+    "watch": Act(
+        "Show the held locks again and again, until Ctrl-C.",
+        _argument("--interval TIME", "between looks (1s)", default=1.0),
+    ),
+}
+ONCE_ACTS = {
+    "list": Act(
+        "List the completed runs, the latest first. This is done without an ACT, too.",
+        *OF_ROWS,
+        _argument("--search TEXT", "with this in the name of the lock, the task or its id"),
+        LIMIT,
+    ),
+    "forget": Act(
+        "Delete the rows of completed runs: show them, ask, and delete exactly those. The next run"
+        " under such a lock does its work again.",
+        NAMES,
+        *OF_ROWS,
+        DRY_RUN,
+        *CONFIRMATION,
+    ),
+}
+
+
+# --- parsers of it --------------------------------------------------------------------------------
+
+
 class ActParser(CommandParser):
     """The arguments of one act."""
 
@@ -73,262 +329,71 @@ class ActParser(CommandParser):
 def add_acts(parser: CommandParser, version: str) -> None:
     """Add the arguments of each act; --alias, --json and Django's options go with all."""
     parser.set_defaults(act="list", alias=None, json=False, **LIST_DEFAULTS)
-    _add_common(parser)
+    _add(parser, COMMON)
     acts = parser.add_subparsers(
         title="acts",
         metavar="ACT",
         description="manage.py locks ACT --help has the options of each.",
         parser_class=ActParser,
     )
-
-    def add_act(name: str, does: str, to: Any = acts, prefix: str = "") -> CommandParser:
-        brief = does.partition(".")[0].partition(":")[0]
-        act: CommandParser = to.add_parser(
-            name, help=brief[0].lower() + brief[1:], description=does
-        )
-        act.set_defaults(act=prefix + name)
-        _add_common(act)
-        _add_djangos(act, version)
-        return act
-
-    act = add_act("list", "List the held locks. This is done without an ACT, too.")
-    _add_choices(act)
-    act.add_argument("--state", default="", choices=held.STATES, help="in this state: %(choices)s")
-    act.add_argument(
-        "--search",
-        action=Given,
-        default="",
-        metavar="TEXT",
-        help="with this in the name or in the holder",
-    )
-    act.add_argument(
-        "--limit", type=_limit, default=1000, metavar="N", help="how many at most (1000)"
-    )
-    act.add_argument("--fail", action="store_true", help="exit with 1 if there is any")
-
-    act = add_act(
-        "show",
-        "Show all about one lock: its holder, its waiters, its past leases, and what became of the"
-        " runs of its task.",
-    )
-    act.add_argument("name", metavar="NAME", help=NAME)
-    act.add_argument(
-        "--permit", type=_limit, metavar="N", help="the Nth permit of NAME; 1: NAME itself"
-    )
-
-    act = add_act(
-        "explain",
-        "Say what became of a call, in sentences with absolute times: of all under a lock,"
-        " of a job, or of the task with an id.",
-    )
-    act.add_argument("what", metavar="NAME_OR_TASK_ID", help="of a lock, or the id of a task")
-    act.add_argument("--job", action="store_true", help="it is the full name of a job")
-
-    act = add_act(
-        "runs",
-        "Show what became of the runs of jobs, tasks among them: the last success, failure and"
-        " skip, the runs under way, and those that never ended. Without a NAME it shows all.",
-    )
-    _add_choices_of_runs(act)
-    act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
-    act.add_argument(
-        "--no-success-for",
-        type=_duration,
-        metavar="TIME",
-        help="only those without a success for so long: 90m, 26h, 3d; or without any. With --job,"
-        " --task or --prefix, the latest success of any of them counts",
-    )
-    act.add_argument(
-        "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
-    )
-    act.add_argument(
-        "--ping",
-        type=_ping,
-        metavar="URL",
-        help="tell this URL if there is none such, and URL/fail if there is any, as healthchecks.io"
-        " has it: an alarm that rings also if no run ever begins",
-    )
-
-    add_run(acts, version)
-
-    act = add_act(
-        "release",
-        "End by force the leases of the named locks: show them, ask, and end exactly those. Their"
-        " holders are not stopped.",
-    )
-    act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
-    act.add_argument(
-        "--id", dest="lease", metavar="LEASE", help="only this one; needs no NAME, asks nothing"
-    )
-    _add_confirmation(act)
-
-    _add_pause(add_act)
-
-    act = add_act(
-        "clean",
-        "End by force the leases of all chosen locks: show them, ask, and end exactly those. Their"
-        " holders are not stopped.",
-    )
-    _add_choices(act)
-    act.add_argument(
-        "--dead-here",
-        action="store_true",
-        help="held by a process of this host that does not exist any more",
-    )
-    act.add_argument("--all", dest="every", action="store_true", help="all that are held")
-    act.add_argument(
-        "--queued",
-        dest="queued_calls",
-        action="store_true",
-        help="no locks, but the calls that unique_queued has announced, as after a purge of the"
-        " broker: later calls are published. Asks nothing; goes with --task",
-    )
-    act.add_argument("--dry-run", action="store_true", help="only print what would be done")
-    _add_confirmation(act)
-
-    _add_once(add_act)
-
-    add_act("doctor", "Examine whether the server is fit to keep locks.")
-
-    act = add_act(
-        "metrics",
-        "Print the servers' metrics in the text format of Prometheus: of held locks, waiters, runs"
-        " of jobs, and the findings of doctor.",
-    )
-    act.add_argument(
-        "--output",
-        action=Given,
-        default="",
-        metavar="FILE",
-        help="write them there, in one step; print nothing",
-    )
-    act.add_argument(
-        "--limit",
-        type=_limit,
-        default=100,
-        metavar="N",
-        help="how many names of locks, and how many jobs, have labels at most (100)",
-    )
-    act.add_argument("--no-doctor", action="store_true", help="leave out the findings of doctor")
-
-    act = add_act("watch", "Show the held locks again and again, until Ctrl-C.")
-    act.add_argument(
-        "--interval", type=_duration, default=1.0, metavar="TIME", help="between looks (1s)"
-    )
-
-
-def _add_pause(add_act: Callable[..., CommandParser]) -> None:
-    """Add the acts by which an operator keeps a lock from everybody."""
-    pause = add_act(
-        "pause",
-        "Keep a lock from everybody for a while: runs are skipped as held, and name the operator"
-        " and the reason. A run that holds it goes on to its end; then the pause begins.",
-    )
-    resume = add_act("resume", "End such a pause. The lease of a run is left alone.")
-    for act in (pause, resume):
-        act.add_argument("name", metavar="NAME", help=f"{NAME}; it has all its permits")
-    pause.add_argument(
-        "--for",
-        dest="lasts",
-        type=_pause_seconds,
-        required=True,
-        metavar="TIME",
-        help="from now: 90s, 10m, 1h30m, 2d; at most 30d",
-    )
-    pause.add_argument("--reason", default="", metavar="TEXT", help="why, for all who are told")
-
-
-def _add_once(add_act: Callable[..., CommandParser]) -> None:
-    """Add the act for completed runs, with its own acts."""
-    once = add_act(
-        "once",
-        'See and forget completed runs: those of tasks with once="database". A database keeps'
-        " a row of each.",
-    )
-    _add_rows(once)
-    once.set_defaults(act="once_list", **ONCE_DEFAULTS)
-    once_acts = once.add_subparsers(title="acts", metavar="ACT")
-
-    act = add_act(
-        "list",
-        "List the completed runs, the latest first. This is done without an ACT, too.",
-        once_acts,
-        "once_",
-    )
-    _add_rows(act)
-    act.add_argument(
-        "--search",
-        action=Given,
-        default="",
-        metavar="TEXT",
-        help="with this in the name of the lock, the task or its id",
-    )
-    act.add_argument(
-        "--limit", type=_limit, default=1000, metavar="N", help="how many at most (1000)"
-    )
-
-    act = add_act(
-        "forget",
-        "Delete the rows of completed runs: show them, ask, and delete exactly those. The next run"
-        " under such a lock does its work again.",
-        once_acts,
-        "once_",
-    )
-    act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
-    _add_rows(act)
-    act.add_argument("--dry-run", action="store_true", help="only print what would be done")
-    _add_confirmation(act)
+    for name, act in ACTS.items():
+        if name == "run":
+            add_run(acts, version)
+            continue
+        added = _add_act(acts, name, act, version)
+        if name == "once":
+            added.set_defaults(act="once_list", **ONCE_DEFAULTS)
+            once_acts = added.add_subparsers(title="acts", metavar="ACT")
+            for below, one in ONCE_ACTS.items():
+                _add_act(once_acts, below, one, version, prefix="once_")
 
 
 def add_run(acts: Any, version: str) -> CommandParser:
     """Add the act that runs a command under a lock."""
-    does = "run a command under a lock: where several start it, one runs it"
+    does = ACTS["run"].does
+    brief = does.partition(".")[0]
     act: ActParser = acts.add_parser(
         "run",
-        help=does,
+        help=brief[0].lower() + brief[1:],
         usage="%(prog)s NAME [options] -- COMMAND ARG...",
-        description=f"{does[0].upper()}{does[1:]}. A TIME is 90s, 10m, 1h30m or 2d. The exit status"
-        " is that of the command; or 75: the lock was busy, 76: the lease was lost, 3: the server"
-        " did not answer. -v 0 says nothing of a skip.",
+        description=does,
     )
     act.takes_command = True
     act.set_defaults(act="run")
-    act.add_argument("name", metavar="NAME", help="of the lock")
-    for name, option in options_in(JobArguments).items():
-        if option.shell:
-            act.add_argument(
-                f"--{name.replace('_', '-')}",
-                type={"TIME": _duration, "TIME|inf": _wait, "N": _limit}[option.shell],
-                metavar=option.shell,
-                help=option.brief,
-            )
-    act.add_argument(
-        "--grace",
-        type=_duration,
-        metavar="TIME",
-        help="from SIGTERM to SIGKILL when the command is to end (10s)",
-    )
-    act.add_argument(
-        "--busy-exit", type=_status, metavar="STATUS", help="exit status of a skip (75)"
-    )
-    act.add_argument(
-        "--job",
-        action=Given,
-        metavar="NAME",
-        help="what the job is called in records, alarms and metrics (the lock's name)",
-    )
-    act.set_defaults(grace=10.0, busy_exit=BUSY)
-    act.add_argument(
-        "--using",
-        "--alias",
-        action=Given,
-        dest="alias",
-        default=SUPPRESS,
-        help="an alias of REDISLOCK (default)",
-    )
-    act.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
+    _add(act, ACTS["run"].arguments)
     _add_djangos(act, version)
     return act
+
+
+def _add_act(acts: Any, name: str, act: Act, version: str, prefix: str = "") -> CommandParser:
+    brief = act.does.partition(".")[0].partition(":")[0]
+    parser: CommandParser = acts.add_parser(
+        name, help=brief[0].lower() + brief[1:], description=act.does
+    )
+    parser.set_defaults(act=prefix + name)
+    _add(parser, COMMON)
+    _add_djangos(parser, version)
+    _add(parser, act.arguments)
+    return parser
+
+
+def _add(parser: CommandParser, arguments: Iterable[Argument]) -> None:
+    for flags, how in arguments:
+        parser.add_argument(*flags, **how)
+
+
+def _add_djangos(act: CommandParser, version: str) -> None:
+    """Django's own options may stand before or after the act. Help shows those before it."""
+    hidden: dict[str, Any] = {"default": SUPPRESS, "help": SUPPRESS}
+    act.add_argument("--version", action="version", version=version, help=SUPPRESS)
+    act.add_argument("-v", "--verbosity", type=int, choices=(0, 1, 2, 3), **hidden)
+    act.add_argument("--settings", **hidden)
+    act.add_argument("--pythonpath", **hidden)
+    for flag in ("--traceback", "--no-color", "--force-color"):
+        act.add_argument(flag, action="store_true", **hidden)
+
+
+# --- the options that choose locks ----------------------------------------------------------------
 
 
 def selection(options: dict[str, Any]) -> held.Selection:
@@ -354,124 +419,3 @@ def _spelled(seconds: float) -> str:
         if whole:
             parts.append(f"{whole:g}{unit}")
     return "".join([*parts, f"{seconds:g}s"] if seconds or not parts else parts)
-
-
-def _add_common(parser: CommandParser) -> None:
-    # They may stand before or after the act. Without SUPPRESS the act's default would win.
-    parser.add_argument(
-        "--alias",
-        action=Given,
-        default=SUPPRESS,
-        help="only the locks of this alias of REDISLOCK",
-    )
-    parser.add_argument(
-        "--json", action="store_true", default=SUPPRESS, help="print JSON, for programs"
-    )
-    # There are no checks to skip. Scripts for all commands need not know that.
-    parser.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
-
-
-def _add_djangos(act: CommandParser, version: str) -> None:
-    """Django's own options may stand before or after the act. Help shows those before it."""
-    hidden: dict[str, Any] = {"default": SUPPRESS, "help": SUPPRESS}
-    act.add_argument("--version", action="version", version=version, help=SUPPRESS)
-    act.add_argument("-v", "--verbosity", type=int, choices=(0, 1, 2, 3), **hidden)
-    act.add_argument("--settings", **hidden)
-    act.add_argument("--pythonpath", **hidden)
-    for flag in ("--traceback", "--no-color", "--force-color"):
-        act.add_argument(flag, action="store_true", **hidden)
-
-
-def _add_choices(act: CommandParser) -> None:
-    for option, does in (
-        ("--host", "held from this host"),
-        ("--task", "held by runs of this task, by its full name"),
-        ("--prefix", "with a name that begins like this"),
-    ):
-        act.add_argument(option, action=Given, default="", help=does)
-    act.add_argument(
-        "--older-than", type=_duration, metavar="TIME", help="held this long: 90s, 10m, 1h30m, 2d"
-    )
-
-
-def _add_choices_of_runs(act: CommandParser) -> None:
-    act.add_argument(
-        "--task",
-        action=Given,
-        default="",
-        help="only locks under which this task has run, by its full name",
-    )
-    act.add_argument(
-        "--prefix",
-        action=Given,
-        default="",
-        help="only locks with a name that begins like this",
-    )
-    act.add_argument(
-        "--job",
-        action=Given,
-        default="",
-        metavar="JOB",
-        help="one line for a job, over all names of its locks: the full name of a function or task,"
-        " or 'manage.py NAME'",
-    )
-
-
-def _add_rows(act: CommandParser) -> None:
-    # Without defaults, as they may stand before and after the second act.
-    act.add_argument(
-        "--database",
-        action=Given,
-        default=SUPPRESS,
-        metavar="ALIAS",
-        help="of DATABASES (default)",
-    )
-    act.add_argument(
-        "--older-than",
-        type=_duration,
-        default=SUPPRESS,
-        metavar="TIME",
-        help="completed so long ago: 90m, 26h, 30d",
-    )
-
-
-def _add_confirmation(act: CommandParser) -> None:
-    act.add_argument("--yes", action="store_true", help="do not ask")
-    act.add_argument("--reason", default="", metavar="TEXT", help="why, for the audit log")
-
-
-def _limit(text: str) -> int:
-    if not (text.isdecimal() and text.strip("0")):
-        raise ArgumentTypeError(f"{text!r} is no number; write 1 or more.")
-    return int(text[:10])  # Lists are bounded anyway.
-
-
-def _duration(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def _ping(text: str) -> Ping:
-    try:
-        return Ping(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def _pause_seconds(text: str) -> float:
-    try:
-        return held.pause_seconds(parse_duration(text))
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def _wait(text: str) -> float:
-    return math.inf if text == "inf" else _duration(text)
-
-
-def _status(text: str) -> int:
-    if not (text.isdecimal() and len(text) <= 3 and int(text) <= 255):
-        raise ArgumentTypeError(f"{text!r} is no exit status; write 0 to 255.")
-    return int(text)
