@@ -27,9 +27,7 @@ from django_redislock.doctor.server import (
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from django.apps import AppConfig
+    from collections.abc import Iterator
 
     from django_redislock.backends.base import Backend
     from django_redislock.conf import Conf
@@ -48,9 +46,7 @@ def register_checks() -> None:
 # --- the settings ---------------------------------------------------------------------------------
 
 
-def check_settings(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[checks.CheckMessage]:
+def check_settings(**kwargs: Any) -> list[checks.CheckMessage]:
     """Whether REDISLOCK can work, as far as can be said without asking a server."""
     return list(_check_settings())
 
@@ -148,9 +144,7 @@ def _check_encryption(address: dict[str, Any], where: str) -> Iterator[checks.Ch
 # --- for deployment -------------------------------------------------------------------------------
 
 
-def check_passwords(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[checks.CheckMessage]:
+def check_passwords(**kwargs: Any) -> list[checks.CheckMessage]:
     """Whether a password stands where Django's own error pages would show it."""
     return [
         _message(
@@ -164,9 +158,7 @@ def check_passwords(
     ]
 
 
-def check_servers(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[checks.CheckMessage]:
+def check_servers(**kwargs: Any) -> list[checks.CheckMessage]:
     """The problems that ``manage.py locks doctor`` finds at the servers."""
     return [
         (checks.Error if finding.level == "fail" else checks.Warning)(

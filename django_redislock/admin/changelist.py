@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, overload
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest
 
+    from django_redislock.held import HeldLock
+
 LOADED = 1000  # Up to so many locks are loaded at once; if there are more, page by page.
 SORTED = 5000  # If there are more, at most so many are loaded for a filter or an order.
 MOST_CHOICES = 50
@@ -28,17 +31,50 @@ FREE = "free"  # A choice beside the states of held locks.
 
 Order = list[tuple[str, bool]]  # Column, and whether descending; the first counts most.
 
-SORTS: dict[str, Callable[[held.HeldLock], Any]] = {
-    "name": lambda lock: lock.name.casefold(),
-    "state": lambda lock: lock.state,
-    "holder": lambda lock: str(lock.owner).casefold(),
-    "held_for": lambda lock: lock.held_for or 0.0,
-    "expires_in": lambda lock: float("inf") if lock.expires_in is None else lock.expires_in,
-    "renewals": lambda lock: lock.renewals,
-    "waiters": lambda lock: lock.waiters,
-    "fence": lambda lock: lock.fence or 0,
-    "alias": lambda lock: lock.alias,
-    "where": lambda lock: lock.where,
+
+class Column:
+    """A column of the list, as Django takes it: a function that shows it.
+
+    Args:
+        name: In addresses and classes of HTML; also its head.
+        show: What stands in it.
+        key: What it is sorted by.
+    """
+
+    def __init__(
+        self, name: str, show: Callable[[HeldLock], Any], key: Callable[[HeldLock], Any]
+    ) -> None:
+        self.__name__ = self.admin_order_field = name
+        self.short_description = name.replace("_", " ")
+        self._show, self.key = show, key
+
+    def __call__(self, page: LockPage) -> Any:
+        return self._show(page.lock)
+
+
+COLUMNS = {
+    one.__name__: one
+    for one in (
+        Column("name", lambda lock: markup.name(lock.name), lambda lock: lock.name.casefold()),
+        Column("state", markup.state, lambda lock: lock.state),
+        Column("holder", markup.holder, lambda lock: str(lock.owner).casefold()),
+        Column(
+            "expires_in",
+            markup.expiry,
+            lambda lock: math.inf if lock.expires_in is None else lock.expires_in,
+        ),
+        Column(
+            "held_for",
+            lambda lock: markup.counting(lock.held_for, "up"),
+            lambda lock: lock.held_for or 0.0,
+        ),
+        Column("waiters", lambda lock: markup.waiters(lock.waiters), lambda lock: lock.waiters),
+        Column("renewals", lambda lock: lock.renewals, lambda lock: lock.renewals),
+        # Readers compare it, so it has no thousands separators.
+        Column("fence", lambda lock: lock.fence and str(lock.fence), lambda lock: lock.fence or 0),
+        Column("alias", lambda lock: visible(lock.alias), lambda lock: lock.alias),
+        Column("where", lambda lock: visible(lock.where), lambda lock: lock.where),
+    )
 }
 
 
@@ -81,7 +117,7 @@ class Rows:
         self.order = order or [("expires_in" if self._paged else "name", False)]
         if not self._paged:
             for column, descending in reversed(self.order):
-                self.locks.sort(key=SORTS[column], reverse=descending)
+                self.locks.sort(key=COLUMNS[column].key, reverse=descending)
         self.seconds = time.monotonic() - started
 
     def _load(self, alias: str, only: Selection, *, pageable: bool) -> None:
@@ -187,17 +223,17 @@ class HeldLockList(PlainList):
         if columns or not hasattr(self, "queryset"):
             return columns
         return {
-            self.list_display.index(column): "desc" if descending else "asc"
+            self.list_display.index(COLUMNS[column]): "desc" if descending else "asc"
             for column, descending in self.queryset.order
         }
 
     def _order(self) -> Order:
         columns = self.get_ordering_field_columns()
         return [
-            (column, direction == "desc")
+            (column.__name__, direction == "desc")
             for index, direction in columns.items()
             if 0 <= index < len(self.list_display)
-            and (column := str(self.list_display[index])) in SORTS
+            and isinstance(column := self.list_display[index], Column)
         ]
 
 

@@ -26,6 +26,7 @@ from django.urls import path, reverse
 from django_redislock import conf, held
 from django_redislock.admin import last_hour, markup, panels
 from django_redislock.admin.changelist import (
+    COLUMNS,
     AliasFilter,
     HeldLockList,
     HostFilter,
@@ -50,30 +51,11 @@ REFRESH_SHARE = 0.05
 MOST_SECONDS_UNANSWERED = 10.0
 
 
-def _column(name: str, render: Callable[[LockPage], object]) -> Callable[..., object]:
-    """A column of the list, which can be sorted: see changelist.SORTS."""
-
-    @admin.display(ordering=name, description=name.replace("_", " "))
-    def rendered(self: HeldLockAdmin, page: LockPage) -> object:
-        return render(page)
-
-    return rendered
-
-
 @admin.register(LockPage)
 class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """See docs/admin.md."""
 
-    list_display = (
-        "name",
-        "state",
-        "holder",
-        "expires_in",
-        "held_for",
-        "waiters",
-        "renewals",
-        "fence",
-    )
+    list_display = (*COLUMNS.values(),)
     list_filter = (StateFilter, HostFilter, TaskFilter, AliasFilter)
     search_fields = ("key",)  # HeldLockList searches; this only shows the search box.
     search_help_text = (
@@ -122,10 +104,13 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Rows come from the lock servers."""
         return HeldLockList
 
-    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """Add the alias, or the server, if there are several."""
-        many = ("alias",) * _has_many_aliases() + ("where",) * _has_many_servers()
-        return (*self.list_display, *many)
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Leave out the alias, or the server, if there is only one."""
+        is_shown = {"alias": False, "where": False}
+        with suppress(ImproperlyConfigured):
+            known = conf.aliases()
+            is_shown = {"alias": len(known) > 1, "where": any(map(held.tells_where, known))}
+        return [column for name, column in COLUMNS.items() if is_shown.get(name, True)]
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -163,18 +148,6 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             lambda value: False,
         )
         return box.render(helpers.ACTION_CHECKBOX_NAME, _reference(obj.lock))
-
-    name = _column("name", lambda page: markup.name(page.name))
-    state = _column("state", lambda page: markup.state(page.lock))
-    holder = _column("holder", lambda page: markup.holder(page.lock))
-    held_for = _column("held_for", lambda page: markup.counting(page.lock.held_for, "up"))
-    expires_in = _column("expires_in", lambda page: markup.expiry(page.lock))
-    renewals = _column("renewals", lambda page: page.lock.renewals)
-    waiters = _column("waiters", lambda page: markup.waiters(page.lock.waiters))
-    # Readers compare it, so it has no thousands separators.
-    fence = _column("fence", lambda page: page.lock.fence and str(page.lock.fence))
-    alias = _column("alias", lambda page: visible(page.alias))
-    where = _column("where", lambda page: visible(page.lock.where))
 
     # --- one lock -----------------------------------------------------------------------------
 
@@ -261,7 +234,8 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if "confirmed" not in request.POST:
             return self._confirm(request, references)
         leases = list(filter(None, map(_referred, references)))
-        self._release_all(request, leases)
+        acts = [(page, partial(self._release, request, page, lease)) for page, lease in leases]
+        self._do(request, acts, "was not released")
         if len(leases) == len(references) == 1:
             return self._redirect("change", quote(leases[0][0].key))
         return self._redirect("changelist")
@@ -301,10 +275,6 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         }
         template = "admin/django_redislock/heldlock/force_release_confirmation.html"
         return TemplateResponse(request, template, context)
-
-    def _release_all(self, request: HttpRequest, leases: list[tuple[LockPage, str]]) -> None:
-        acts = [(page, partial(self._release, request, page, lease)) for page, lease in leases]
-        self._do(request, acts, "was not released")
 
     def _do(
         self,
@@ -532,16 +502,3 @@ def _who_follows(page: LockPage) -> str:
         if now := held.get(**_exactly(page)):
             return f" {_holder(now)} has it now."
     return ""
-
-
-def _has_many_servers() -> bool:
-    with suppress(ImproperlyConfigured):
-        return any(map(held.tells_where, conf.aliases()))
-    return False
-
-
-def _has_many_aliases() -> bool:
-    try:
-        return len(conf.aliases()) > 1
-    except ImproperlyConfigured:
-        return False

@@ -419,3 +419,13 @@ def _spelled(seconds: float) -> str:
         if whole:
             parts.append(f"{whole:g}{unit}")
     return "".join([*parts, f"{seconds:g}s"] if seconds or not parts else parts)
+
+
+def none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> str:
+    """A sentence instead of an empty table."""
+    asked = spelled(options)
+    if not (total and asked):
+        return "No lock is held."
+    are = "lock is" if total == 1 else "locks are"
+    looked = "none that was looked at" if partial else "none"
+    return f"{total} {are} held, but {looked} matches {asked}."

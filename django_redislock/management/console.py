@@ -72,15 +72,16 @@ def of_each(
     return answers, problems
 
 
-def beginnings(aliases: list[str]) -> list[tuple[str, int]]:
-    """The servers whose records begin at their start, and how many seconds ago that was."""
-    found: list[tuple[str, int]] = []
+def beginnings(aliases: list[str]) -> Iterator[str]:
+    """A sentence about each server whose records begin at its start."""
     for alias in aliases:
         with noting({}, alias, aliases):  # The problem is told where its records are read.
-            found += [
-                (f"{place} ({alias})", ago) for place, ago in doctor.beginnings(alias).items()
-            ]
-    return found
+            for place, ago in doctor.beginnings(alias).items():
+                started = f"at {moment(time.time() - ago)}, {duration(ago)} ago"
+                yield visible(
+                    f"The server {place} ({alias}) was started {started}. Records of runs begin"
+                    " there."
+                )
 
 
 def listed(aliases: list[str], limit: int, only: held.Selection | None = None) -> Listed:
@@ -101,6 +102,11 @@ UNAVAILABLE = 3
 BUSY = 75  # EX_TEMPFAIL of sysexits.h.
 LOST = 76
 INTERRUPTED = 130
+
+
+def misuse(says: str) -> CommandError:
+    """The error of an act that cannot be meant so."""
+    return CommandError(says, returncode=USAGE)
 
 
 class Console:
@@ -189,9 +195,8 @@ class Console:
             answer = input()
         except EOFError:
             out.write("")
-            raise CommandError(
-                f"There was no answer, so nothing was {done}. --yes does not ask.",
-                returncode=USAGE,
+            raise misuse(
+                f"There was no answer, so nothing was {done}. --yes does not ask."
             ) from None
         except KeyboardInterrupt:
             out.write("")

@@ -16,7 +16,7 @@ from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.jobs.options import is_skip
-from django_redislock.management.console import FOUND, USAGE, finish, noting
+from django_redislock.management.console import FOUND, finish, misuse, noting, of_each
 from django_redislock.management.terminal import local_time, pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.rules.names import Permit, meant_by
@@ -58,7 +58,7 @@ class Known(NamedTuple):
 def explain(console: Console, *, what: str, job: bool, **options: Any) -> None:
     """Say what is known of a lock, of a job, or of a task's call."""
     if not what:
-        raise CommandError("Name a lock, a job, or the id of a task.", returncode=USAGE)
+        raise misuse("Name a lock, a job, or the id of a task.")
     known = Known([], [], {})
     asked = console.aliases
     if job:
@@ -109,16 +109,15 @@ def _lines(
         yield f"No more is known. Records are kept for {duration(kept)}."
 
 
-def _add_job(known: Known, job: str, asked: Sequence[str]) -> None:
+def _add_job(known: Known, job: str, asked: list[str]) -> None:
     """Add what became of the runs of a job, under all its locks."""
-    for using in asked:
-        with noting(known.problems, using, asked):
-            records = held.records(using=using, limit=task_runs.MOST_NAMES, task=job)
-            # Of no lock in particular.
-            facts = _of_record(records.of_job(job), set())
-            known.facts.extend(fact._replace(lock="") for fact in facts)
-            if records.silent:
-                known.problems[using] = " ".join(held.silence(records.silent, using).values())
+    answers, problems = of_each(
+        asked, lambda one: held.records(using=one, limit=task_runs.MOST_NAMES, task=job)
+    )
+    known.problems.update(problems)
+    for records in answers.values():
+        facts = _of_record(records.of_job(job), set())
+        known.facts.extend(fact._replace(lock="") for fact in facts)  # Of no lock in particular.
     completed = CompletedRun.objects.using(DEFAULT_DATABASE)
     _add_completed(known, completed.filter(task=job, alias__in=asked))
 

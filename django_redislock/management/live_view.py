@@ -13,7 +13,7 @@ from django_redislock import held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import visible
 from django_redislock.management import console, terminal
-from django_redislock.management.terminal import clipped, table
+from django_redislock.management.terminal import clipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,9 +122,8 @@ def _table(
     """A table of as many *locks* as fit into so many lines below its headers: one at least."""
     shown = len(locks) if math.isinf(rows) else min(len(locks), int(rows))
     while shown:
-        cells = terminal.cells_of(locks[:shown], with_alias=with_alias)
         more = [f"{len(locks) - shown} more"] if shown < len(locks) else []
-        lines = [*table(*cells, columns)]
+        lines = [*terminal.locks(locks[:shown], columns, with_alias=with_alias)]
         room = rows + 1 - len(more)
         if len(lines) <= room:
             return [*lines, *more]

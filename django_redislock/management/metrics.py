@@ -14,11 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.core.management.base import CommandError
-
 from django_redislock import conf, doctor, held, task_runs
 from django_redislock.humanize import visible
-from django_redislock.management.console import USAGE, finish
+from django_redislock.management.console import finish, misuse
 from django_redislock.rules.names import Permit
 
 if TYPE_CHECKING:
@@ -114,9 +112,8 @@ _VARIABLE = re.compile(
 def show(console: Console, *, limit: int, output: str, no_doctor: bool, **options: Any) -> None:
     """Print the metrics, or write them to a file. A silent alias does not hide the others."""
     if console.json:
-        raise CommandError(
-            "metrics has the text format of Prometheus only; list, runs and doctor have --json.",
-            returncode=USAGE,
+        raise misuse(
+            "metrics has the text format of Prometheus only; list, runs and doctor have --json."
         )
     problems: list[str] = []
     notes: list[str] = []
@@ -131,7 +128,7 @@ def show(console: Console, *, limit: int, output: str, no_doctor: bool, **option
         try:
             write(content, Path(output))
         except OSError as error:
-            raise CommandError(f"--output: {error}", returncode=USAGE) from error
+            raise misuse(f"--output: {error}") from error
     else:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # Prometheus reads nothing else.

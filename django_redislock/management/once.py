@@ -16,7 +16,7 @@ from django_redislock.completed_runs import CompletedRun
 from django_redislock.fences import missing_table
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.management import terminal
-from django_redislock.management.console import FOUND, UNAVAILABLE, USAGE, operator
+from django_redislock.management.console import FOUND, UNAVAILABLE, misuse, operator
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.transactions import is_by_hand
@@ -70,7 +70,7 @@ def forget(
 ) -> None:
     """Delete the rows of these names, or all rows that are so old."""
     if bool(names) == (older_than is not None):
-        raise CommandError("Say which runs: NAME..., or --older-than TIME.", returncode=USAGE)
+        raise misuse("Say which runs: NAME..., or --older-than TIME.")
     rows = _rows(console, database)
     confirm = partial(console.confirm, yes=yes or dry_run, done="forgotten")
     log = {"by": operator(), "reason": reason}
@@ -112,7 +112,7 @@ def _rows(console: Console, database: str) -> CompletedRuns:
     try:
         fencing.check_database(database, "--database")
     except ValueError as error:
-        raise CommandError(str(error), returncode=USAGE) from None
+        raise misuse(str(error)) from None
     rows = CompletedRun.objects.using(database)
     return rows if console.alias is None else rows.filter(alias__in=console.aliases)
 
@@ -130,6 +130,6 @@ def _reporting_errors(database: str) -> Iterator[None]:
             transaction.commit(using=database)
     except DatabaseError as error:
         if problem := missing_table(CompletedRun, database):
-            raise CommandError(problem[0].upper() + problem[1:], returncode=USAGE) from error
+            raise misuse(problem[0].upper() + problem[1:]) from error
         problem = visible(f"The database {database!r} cannot answer: {error}")
         raise CommandError(problem, returncode=UNAVAILABLE) from error

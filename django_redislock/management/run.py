@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.core.management.base import CommandError
 
 from django_redislock.exceptions import LockLost
 from django_redislock.holder import Activity, busy_with
@@ -23,7 +22,7 @@ from django_redislock.humanize import visible
 from django_redislock.jobs.options import JobArguments, JobOptions, Skipped
 from django_redislock.jobs.run import current_lease, run_job
 from django_redislock.management import guard
-from django_redislock.management.console import LOST, USAGE, line_of, no_second_line
+from django_redislock.management.console import LOST, line_of, misuse, no_second_line
 from django_redislock.management.single_instance import release_on_sigterm
 from django_redislock.options import options_in
 from django_redislock.rules.names import check_name
@@ -148,9 +147,7 @@ def run(
 ) -> int:
     """Run *command* under the lock *name*, or skip it. Returns the exit status."""
     if json:
-        raise CommandError(
-            "The output of COMMAND is printed as it is; leave out --json.", returncode=USAGE
-        )
+        raise misuse("The output of COMMAND is printed as it is; leave out --json.")
     if problem := cannot_run(command[0]):
         status, why = problem
         return _end(console, status, f"{shlex.quote(command[0])}: {why}")
@@ -182,7 +179,7 @@ def _options(alias: str | None, options: dict[str, Any]) -> JobOptions:
     try:
         return JobOptions(**given, using=alias)
     except ValueError as error:
-        raise CommandError(str(error), returncode=USAGE) from None
+        raise misuse(str(error)) from None
 
 
 def _execute(name: str, command: Sequence[str], grace: float) -> None:

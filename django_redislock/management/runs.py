@@ -18,6 +18,7 @@ from django_redislock.management.console import (
     USAGE,
     beginnings,
     finish,
+    misuse,
     noting,
     of_each,
 )
@@ -59,14 +60,12 @@ def _show(
 ) -> None:
     if (fail or ping) and no_success_for is None:
         option = "--fail" if fail else "--ping"
-        raise CommandError(f"{option} goes with --no-success-for.", returncode=USAGE)
+        raise misuse(f"{option} goes with --no-success-for.")
     chosen = arguments.spelled({"task": task, "prefix": prefix})
     if names and chosen:
-        raise CommandError("NAME goes with neither --task nor --prefix.", returncode=USAGE)
+        raise misuse("NAME goes with neither --task nor --prefix.")
     if job and (names or chosen):
-        raise CommandError(
-            "--job goes with neither NAME nor --task nor --prefix.", returncode=USAGE
-        )
+        raise misuse("--job goes with neither NAME nor --task nor --prefix.")
     chosen = f"--job {pasteable(job)}" if job else chosen
     asked = [console.using] if names else console.aliases
     without = _unrecorded(asked)
@@ -108,7 +107,7 @@ def _show(
     console.answer(document, lines, known=bool(found) or not problems)
     if not console.json and (not known or any(not one.last_success for one in found)):
         answering = [one for one in asked if one not in problems]
-        console.print(terminal.beginnings(beginnings(answering)))
+        console.print(beginnings(answering))
     console.err.write("\n".join(without), ending="\n" * bool(without))
     if partial:
         console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
@@ -189,16 +188,15 @@ def _unrecorded(asked: list[str]) -> list[str]:
 def _check_known(no_success_for: float, using: list[str], without: list[str]) -> None:
     """Refuse a time for which records are not kept; or any, if none are kept at all."""
     if len(without) == len(using):
-        raise CommandError("\n".join(without), returncode=USAGE)
+        raise misuse("\n".join(without))
     for alias in using:
         longest = math.inf
         with noting({}, alias, using):  # The problem is told where its records are read.
             longest = conf.conf(alias).records_for
         if no_success_for > longest:
-            raise CommandError(
+            raise misuse(
                 f"--no-success-for must be {duration(longest)} at most: records are not kept for"
-                f" longer, see REDISLOCK[{alias!r}]['RECORDS_FOR'].",
-                returncode=USAGE,
+                f" longer, see REDISLOCK[{alias!r}]['RECORDS_FOR']."
             )
 
 

@@ -20,7 +20,13 @@ from django_redislock.humanize import visible
 from django_redislock.jobs.decorator import namings
 from django_redislock.jobs.options import JobOptions, Skipped
 from django_redislock.jobs.run import JobRun, Named
-from django_redislock.management.console import FOUND, UNAVAILABLE, USAGE, line_of, no_second_line
+from django_redislock.management.console import (
+    FOUND,
+    UNAVAILABLE,
+    line_of,
+    misuse,
+    no_second_line,
+)
 from django_redislock.misuse import runs_later
 
 if TYPE_CHECKING:
@@ -208,7 +214,7 @@ class SingleInstanceMixin(_Base):
         except InvalidLockName as error:
             if run.has_begun:
                 raise
-            raise CommandError(visible(str(error)), returncode=USAGE) from error
+            raise misuse(visible(str(error))) from error
         if exits:
             raise exits[0]
         # A body may return the Skipped of another job.

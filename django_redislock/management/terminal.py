@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import unicodedata
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -27,15 +26,21 @@ if TYPE_CHECKING:
 CUT = "..."  # Marks a cut.
 
 
-def table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], columns: int | None = None
-) -> Iterator[str]:
+def table(found: Iterable[Mapping[str, object]], columns: int | None = None) -> Iterator[str]:
     """The lines of an aligned table.
 
     If it is wider than *columns*, its last cells stand below their row, each with its header, so
     that nothing is cut.
+
+    Args:
+        found: The cells of each row by their headers. A column without any cell but None is left
+            out.
+        columns: The width of the terminal; None if there is none.
     """
-    cells = [[visible(str(cell)) for cell in row] for row in (headers, *rows)]
+    rows = [*found]
+    headers = [header for header in rows[0] if any(row[header] is not None for row in rows)]
+    texts = [["" if row[one] is None else str(row[one]) for one in headers] for row in rows]
+    cells = [[*map(visible, row)] for row in (headers, *texts)]
     # One long name must not push the rest away. If it is wider than the first column, it stands
     # above its row, on a line of its own.
     names = [width(row[0]) for row in cells]
@@ -118,8 +123,6 @@ def _filled(cells: Iterable[str], columns: int) -> Iterator[str]:
         yield f"    {line}"
 
 
-HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
-
 # A shell takes these as they are; letters may be of any language.
 _UNQUOTED = re.compile(r"[\w@%+:,./-][\w@%+=:,./#-]*")
 
@@ -164,28 +167,26 @@ def _escaped(char: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in char.encode(errors="replace"))
 
 
-def cells_of(
-    locks: Sequence[HeldLock], *, with_alias: bool
-) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """The headers and rows of a table of locks; with their servers, if there are several."""
-    with_where = any(lock.where for lock in locks)
-    more = ("ALIAS",) * with_alias + ("WHERE",) * with_where
-    rows = [_row(lock, (lock.alias,) * with_alias + (lock.where,) * with_where) for lock in locks]
-    return (HEADERS[0], *more, *HEADERS[1:]), rows
-
-
-def _row(lock: HeldLock, more: tuple[str, ...]) -> tuple[object, ...]:
-    return (
-        pasteable(lock.name),
-        *more,
-        _state(lock),
-        duration(lock.held_for),
-        _expiry(lock),
-        lock.waiters,
-        f"{place(lock.owner)} (gone)" if lock.gone else place(lock.owner),
-        f"{doing(lock.owner)}, waits for {lock.waits_for}" if lock.waits_for else doing(lock.owner),
-        lock.id,
+def locks(
+    found: Iterable[HeldLock], columns: int | None = None, *, with_alias: bool = False
+) -> Iterator[str]:
+    """The lines of a table of held locks; with their servers, if there are several."""
+    rows = (
+        {
+            "NAME": pasteable(lock.name),
+            "ALIAS": lock.alias if with_alias else None,
+            "WHERE": lock.where or None,
+            "STATE": _state(lock),
+            "HELD FOR": duration(lock.held_for),
+            "EXPIRES IN": _expiry(lock),
+            "WAITERS": lock.waiters,
+            "HOLDER": place(lock.owner) + " (gone)" * lock.gone,
+            "DOING": doing(lock.owner) + f", waits for {lock.waits_for}" * bool(lock.waits_for),
+            "LEASE": lock.id,
+        }
+        for lock in found
     )
+    return table(rows, columns)
 
 
 def _state(lock: HeldLock) -> str:
@@ -193,13 +194,6 @@ def _state(lock: HeldLock) -> str:
         return lock.shown_state
     also = "" if lock.shown_state == "held" else f"{lock.shown_state}, "
     return f"{also}permit {lock.permit}"
-
-
-def locks(
-    found: Sequence[HeldLock], columns: int | None = None, *, with_alias: bool = False
-) -> Iterator[str]:
-    """The lines of a table of held locks."""
-    return table(*cells_of(found, with_alias=with_alias), columns)
 
 
 def detail(
@@ -220,17 +214,16 @@ def detail(
     if found.waiters:
         yield ""
         yield f"Waiting, {lock.waiters if lock else len(found.waiters)} in all, the next first:"
-        rows = (
-            (
-                waiter(one),
-                duration(one.waiting_for),
-                doing(one.owner),
-                moment(found.server_time - one.waiting_for),
-            )
+        waiting = (
+            {
+                "WAITER": waiter(one),
+                "WAITING FOR": duration(one.waiting_for),
+                "DOING": doing(one.owner),
+                "QUEUED AT": moment(found.server_time - one.waiting_for),
+            }
             for one in found.waiters
         )
-        of_waiters = ("WAITER", "WAITING FOR", "DOING", "QUEUED AT")
-        yield from indented(table(of_waiters, rows, within))
+        yield from indented(table(waiting, within))
     if record:
         yield ""
         yield "Runs of the task:"
@@ -238,37 +231,26 @@ def detail(
     if found.past:
         yield ""
         yield "Held before, the latest first:"
-        # One of several permits; a lock without a limit has no such column.
-        permits = any(lease.permit for lease in found.past)
         past = (
-            (
-                *(lease.permit,) * permits,
-                f"{duration(found.server_time - lease.since)} ago",
-                duration(lease.owner.waited) if lease.owner.waited else "-",
-                duration(lease.lasted),
-                lease.ended,
-                place(lease.owner),
-                doing(lease.owner),
-                lease.id,
-                moment(lease.since),
-            )
+            {
+                "PERMIT": lease.permit or None,
+                "TAKEN": f"{duration(found.server_time - lease.since)} ago",
+                "WAITED": duration(lease.owner.waited) if lease.owner.waited else "-",
+                "HELD FOR": duration(lease.lasted),
+                "ENDED": lease.ended,
+                "HOLDER": place(lease.owner),
+                "DOING": doing(lease.owner),
+                "LEASE": lease.id,
+                "TAKEN AT": moment(lease.since),
+            }
             for lease in reversed(found.past)
         )
-        headers = ("TAKEN", "WAITED", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE", "TAKEN AT")
-        of_past = ("PERMIT",) * permits + headers
-        yield from indented(table(of_past, past, within))
+        yield from indented(table(past, within))
 
 
 def meant(similar: Sequence[str]) -> str:
     """A question; "" if no name is similar."""
     return f"Did you mean {' or '.join(map(pasteable, similar))}?" if similar else ""
-
-
-def beginnings(found: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """A sentence about each server whose records begin at its start, so many seconds ago."""
-    for server, ago in found:
-        started = f"at {moment(time.time() - ago)}, {duration(ago)} ago"
-        yield visible(f"The server {server} was started {started}. Records of runs begin there.")
 
 
 def runs(
@@ -288,24 +270,23 @@ def runs(
         similar: By name, similar names that may have been meant.
         with_alias: Whether to show the aliases.
     """
-    abandoned = any(record.last_abandoned for record in found)  # Of few tasks: no empty column.
-    headers = ["SUCCESS", "FAILURE", "SKIP", "SKIPS", "UNDER WAY", "NEVER ENDED"]
-    headers += ["ABANDONED"] if abandoned else []
+    abandoned = any(record.last_abandoned for record in found)
     rows = (
-        (
-            pasteable(record.name),
-            *((record.alias,) if with_alias else ()),
-            _ago(record.last_success, _no_success(record, notes)),
-            _ago(record.last_failure),
-            _ago(record.last_skip),
-            record.skips or "-",
-            _under_way(record.under_way),
-            _ago(record.last_unended),
-            *((_ago(record.last_abandoned),) if abandoned else ()),
-        )
+        {
+            "NAME": pasteable(record.name),
+            "ALIAS": record.alias if with_alias else None,
+            "SUCCESS": _ago(record.last_success, _no_success(record, notes)),
+            "FAILURE": _ago(record.last_failure),
+            "SKIP": _ago(record.last_skip),
+            "SKIPS": record.skips or "-",
+            "UNDER WAY": _under_way(record.under_way),
+            "NEVER ENDED": _ago(record.last_unended),
+            # Of few tasks: no column without any.
+            "ABANDONED": _ago(record.last_abandoned) if abandoned else None,
+        }
         for record in found
     )
-    yield from table(("NAME", *(("ALIAS",) if with_alias else ()), *headers), rows, columns)
+    yield from table(rows, columns)
     says = {**notes, **{name: meant(names) for name, names in similar.items()}}
     for name, text in says.items():
         if text:
@@ -322,19 +303,18 @@ def completed(
     found: Iterable[CompletedRun], columns: int | None = None, *, with_alias: bool = False
 ) -> Iterator[str]:
     """The lines of a table of completed runs."""
-    headers = ("NAME", *(("ALIAS",) if with_alias else ()), "COMPLETED", "BY", "TASK", "FENCE")
     rows = (
-        (
-            pasteable(run.name),
-            *((run.alias,) if with_alias else ()),
-            f"{duration(run.ago)} ago",
-            run.by,
-            run.task or "-",
-            run.fence,
-        )
+        {
+            "NAME": pasteable(run.name),
+            "ALIAS": run.alias if with_alias else None,
+            "COMPLETED": f"{duration(run.ago)} ago",
+            "BY": run.by,
+            "TASK": run.task or "-",
+            "FENCE": run.fence,
+        }
         for run in found
     )
-    return table(headers, rows, columns)
+    return table(rows, columns)
 
 
 def place(owner: Owner) -> str:

@@ -140,12 +140,15 @@ class Metrics:
             "{failure}",
             "Tries to renew a lease that were refused, or not answered.",
         )
+        self.labels = Labels()
         self._of_acquire = _AcquireAttributes()
         self._jobs = Bounded(MOST_WRITTEN)
 
-    def asked(self, seconds: float, label: str, alias: str, outcome: str, context: Context) -> None:
+    def asked(
+        self, seconds: float, template: str, alias: str, outcome: str, context: Context
+    ) -> None:
         """An acquire is over. Its exemplar is the span of *context*, if there is one."""
-        attributes = self._of_acquire[label, alias, outcome]
+        attributes = self._of_acquire[self.labels.of(template), alias, outcome]
         self._acquire_duration.record(seconds, attributes, context or NOWHERE)
 
     def held(self, seconds: float, outcome: str, context: Context) -> None:
@@ -361,7 +364,7 @@ class Telemetry:
     ) -> None:
         self._metrics = Metrics(meter_provider)
         self._spans = Spans(tracer_provider)
-        self._labels = Labels()
+        self._labels = self._metrics.labels
         self._receivers: dict[Any, Callable[..., None]] = {
             signals.lock_acquired: self._acquired,
             signals.lock_released: self._released,
@@ -394,9 +397,9 @@ class Telemetry:
     ) -> None:
         alias = lease.alias
         if not lease.owner.traceparent:  # Most often: nobody would see a span.
-            later(self._asked, waited, template, alias, "acquired", NOWHERE)
+            later(self._metrics.asked, waited, template, alias, "acquired", NOWHERE)
             return
-        later(self._asked, waited, template, alias, "acquired", get_current())
+        later(self._metrics.asked, waited, template, alias, "acquired", get_current())
         if self._spans.are_wanted():
             label = self._labels.of(template)
             if blocked_by is not None:
@@ -414,10 +417,7 @@ class Telemetry:
     def _timed_out(
         self, name: str, using: str, waited: float, blocked_by: Owner, template: str, **_: Any
     ) -> None:
-        later(self._asked, waited, template, using, "timed_out", get_current())
-        if self._spans.are_wanted():
-            label = self._labels.of(template)
-            self._spans.waited(waited, label, name, using, "timed_out", blocked_by)
+        self._wait_ended(waited, template, name, using, "timed_out", blocked_by=blocked_by)
 
     def _unavailable(
         self,
@@ -433,10 +433,16 @@ class Telemetry:
         if lease is not None:  # Its release was not answered.
             self._spans.hold_ends(lease, "unavailable", error=reason)
             return
-        later(self._asked, waited, template, using, "unavailable", get_current())
+        self._wait_ended(waited, template, name, using, "unavailable", error=reason)
+
+    def _wait_ended(
+        self, waited: float, template: str, name: str, alias: str, outcome: str, **why: Any
+    ) -> None:
+        """An acquire was granted no lock."""
+        later(self._metrics.asked, waited, template, alias, outcome, get_current())
         if self._spans.are_wanted():
             label = self._labels.of(template)
-            self._spans.waited(waited, label, name, using, "unavailable", error=reason)
+            self._spans.waited(waited, label, name, alias, outcome, **why)
 
     def _lost(self, lease: Lease, reason: str, held_for: float, **_: Any) -> None:
         later(self._metrics.lost, reason)
@@ -455,10 +461,3 @@ class Telemetry:
 
     def _abandoned(self, job: str, **_: Any) -> None:
         later(self._metrics.ran, job, "abandoned")
-
-    # --- later ------------------------------------------------------------------------------------
-
-    def _asked(
-        self, waited: float, template: str, alias: str, outcome: str, context: Context
-    ) -> None:
-        self._metrics.asked(waited, self._labels.of(template), alias, outcome, context)

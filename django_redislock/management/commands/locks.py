@@ -9,8 +9,6 @@ import shutil
 import sys
 import time
 from contextlib import suppress
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +27,7 @@ from django_redislock.management import (
     explain,
     metrics,
     once,
-    pause,
-    queued,
+    operate,
     release_on_sigterm,
     run,
     runs,
@@ -46,8 +43,6 @@ from django_redislock.management.console import (
     finish,
     listed,
     logging_afterwards,
-    noting,
-    operator,
 )
 from django_redislock.management.live_view import LiveView
 from django_redislock.management.terminal import pasteable
@@ -133,11 +128,11 @@ def _list(console: Console, *, limit: int, fail: bool = False, **options: Any) -
     if found.locks:
         lines = terminal.locks(found.locks, console.columns, with_alias=len(using) > 1)
     elif not found.problems:
-        lines = [_none_of(found.total, options, partial=found.partial)]
+        lines = [arguments.none_of(found.total, options, partial=found.partial)]
     locks = [lock.as_dict() for lock in found.locks]
     console.answer(locks, lines, known=bool(locks) or not found.problems)
     if console.json and found.total and not found.locks:
-        console.err.write(_none_of(found.total, options, partial=found.partial))
+        console.err.write(arguments.none_of(found.total, options, partial=found.partial))
     elif found.partial:
         console.err.write("These are not all of them; see --limit.")
     complaint = f"{counted(len(found.locks), 'lock')} found." if fail and found.locks else ""
@@ -153,7 +148,7 @@ def _show(console: Console, *, name: str, permit: int | None, **options: Any) ->
     if not unknown:
         lines += terminal.detail(detail, record, console.columns)
     if not (console.json or (detail.past and (record is None or record.last_success))):
-        lines += terminal.beginnings(beginnings([detail.alias]))
+        lines += beginnings([detail.alias])
     free = {"name": detail.name, "alias": detail.alias, "state": "free"}
     taken, ends = detail.moments
     times = {"taken_at": _rounded(taken), "expires_at": _rounded(ends)}
@@ -178,93 +173,6 @@ def _show(console: Console, *, name: str, permit: int | None, **options: Any) ->
 def _run(console: Console, **options: Any) -> None:
     if status := run.run(console, **options):
         sys.exit(status)
-
-
-def _release(
-    console: Console, *, names: list[str], lease: str | None, yes: bool, reason: str, **options: Any
-) -> None:
-    if lease is None and not names:
-        raise CommandError("Say which locks: NAME..., or --id LEASE.", returncode=USAGE)
-    if lease is not None and len(names) > 1:
-        raise CommandError("--id goes with one NAME, or with none.", returncode=USAGE)
-    using = console.using
-    if lease is not None and not names:
-        found = _with_id(lease, console.aliases)
-        leases, using = [(found.name, lease)], found.alias
-    elif lease is not None:
-        leases = [(names[0], lease)]
-    else:
-        names = list(dict.fromkeys(names))
-        looked = [held.get(name, using=using) for name in names]
-        if locks := [lock for lock in looked if lock]:
-            _confirm(console, locks, yes=yes)
-        # The leases that were shown. A name that nobody holds is reported below.
-        leases = [(n, lock.id if lock else "") for n, lock in zip(names, looked, strict=True)]
-    released = _force_release(leases, using, reason)
-    document = [
-        {"name": name, "alias": using, "id": lease or None, "released": done}
-        for (name, lease), done in zip(leases, released, strict=True)
-    ]
-    says = [f"Released {counted(sum(released), 'lock')}."] if any(released) else []
-    console.answer(document, says)
-    left = [name for (name, _), done in zip(leases, released, strict=True) if not done]
-    if left:
-        raise CommandError(
-            "\n".join(
-                f"{pasteable(name)} was not released. {_why_not_released(name, using)}"
-                for name in left
-            ),
-            returncode=FOUND,
-        )
-
-
-def _clean(
-    console: Console,
-    *,
-    every: bool,
-    dead_here: bool,
-    queued_calls: bool,
-    dry_run: bool,
-    yes: bool,
-    reason: str,
-    **options: Any,
-) -> None:
-    only = arguments.selection(options)
-    if queued_calls:
-        others = every or dead_here
-        queued.forget(console, only=only, others=others, dry_run=dry_run, reason=reason)
-        return
-    chosen = dead_here or only != held.Selection()
-    if every and chosen:
-        raise CommandError(
-            "--all means every lock; leave it out to end only those that the other options choose.",
-            returncode=USAGE,
-        )
-    if not (every or chosen):
-        raise CommandError(
-            "Say which locks: --host, --task, --prefix, --older-than, --dead-here, or else --all;"
-            " or --queued.",
-            returncode=USAGE,
-        )
-    using = console.using
-    locks = [lock for lock in held.every(using=using, only=only) if lock.gone or not dead_here]
-    if locks:
-        _confirm(console, locks, yes=yes or dry_run)
-    else:
-        total = held.list(using=using, limit=0).total
-        console.for_humans.write(_none_of(total, {**options, "dead_here": dead_here}), str)
-    released = [False] * len(locks)
-    if not dry_run:
-        released = _force_release([(lock.name, lock.id) for lock in locks], using, reason)
-    says = []
-    if locks and dry_run:
-        says = [f"Would release {counted(len(locks), 'lock')}."]
-    elif locks:
-        over = len(released) - sum(released)
-        meanwhile = f" {over} had ended before." if over else ""
-        says = [f"Released {counted(sum(released), 'lock')}.{meanwhile}"]
-    outcomes = zip(locks, released, strict=True)
-    console.answer([{**lock.as_dict(), "released": done} for lock, done in outcomes], says)
 
 
 def _doctor(console: Console, *, style: Style, **options: Any) -> None:
@@ -324,10 +232,10 @@ ACTS: dict[str, Callable[..., None]] = {
     "runs": runs.show,
     "explain": explain.explain,
     "run": _run,
-    "release": _release,
-    "pause": pause.pause,
-    "resume": pause.resume,
-    "clean": _clean,
+    "release": operate.release,
+    "pause": operate.pause,
+    "resume": operate.resume,
+    "clean": operate.clean,
     "once_list": once.show,
     "once_forget": once.forget,
     "doctor": _doctor,
@@ -336,70 +244,5 @@ ACTS: dict[str, Callable[..., None]] = {
 }
 
 
-# --- force release --------------------------------------------------------------------------------
-
-
-def _force_release(leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
-    """End these leases by force. Returns of each whether it was there to end."""
-    released: list[bool] = []
-    by = operator()
-    try:
-        for name, id in leases:  # noqa: A001
-            released.append(
-                bool(id) and held.force_release(name, id, using=using, by=by, reason=reason)
-            )
-    except (KeyboardInterrupt, LockUnavailable) as error:
-        so_far = f"Released {counted(sum(released), 'lock')}, and perhaps one more."
-        if isinstance(error, KeyboardInterrupt):
-            raise CommandError(f"Interrupted. {so_far}", returncode=INTERRUPTED) from None
-        problem = f"{held.problem(error, using)} {so_far}"
-        raise CommandError(problem, returncode=UNAVAILABLE) from error
-    return released
-
-
-def _confirm(console: Console, locks: list[held.HeldLock], *, yes: bool) -> None:
-    """Show these locks, and ask."""
-    question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
-    table = partial(terminal.locks, locks)
-    console.confirm(question, table=table, yes=yes, done="released")
-
-
 def _rounded(at: float | None) -> float | None:
     return None if at is None else round(at, 3)
-
-
-def _why_not_released(name: str, using: str) -> str:
-    """Why it was not released. If nobody holds it, also the names that may have been meant."""
-    why = held.why_not_released(name, using=using)
-    if held.get(name, using=using) is None:
-        others = [pasteable(lock.name) for lock in held.detail(name, using=using).others]
-        hint = f"Permits of it are held: {', '.join(others)}." if others else ""
-        why = f"{why} {hint or terminal.meant(held.similar(name, using=using))}".rstrip()
-    return why
-
-
-def _with_id(lease: str, asked: list[str]) -> held.HeldLock:
-    """The held lock with this lease, in one of these aliases."""
-    problems: dict[str, str] = {}
-    bounded = False
-    for using in asked:
-        found: list[held.HeldLock] = []
-        with noting(problems, using, asked):  # Another one may have it.
-            found = list(islice(held.every(using=using), held.MOST_LOOKS + 1))
-        bounded = bounded or len(found) > held.MOST_LOOKS
-        for lock in found[: held.MOST_LOOKS]:
-            if lock.id == lease:
-                return lock
-    finish(problems.values())
-    where = f"among the first {held.MOST_LOOKS} locks; say its NAME too" if bounded else "held"
-    raise CommandError(f"No lease {visible(lease)!r} is {where}.", returncode=FOUND)
-
-
-def _none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> str:
-    """A sentence instead of an empty table."""
-    asked = arguments.spelled(options)
-    if not (total and asked):
-        return "No lock is held."
-    are = "lock is" if total == 1 else "locks are"
-    looked = "none that was looked at" if partial else "none"
-    return f"{total} {are} held, but {looked} matches {asked}."
