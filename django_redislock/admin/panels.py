@@ -40,21 +40,12 @@ def beside(rows: Rows, query: str, chosen: dict[str, str]) -> dict[str, Any]:
 
 def _unrecorded(rows: Rows) -> list[str]:
     """A sentence about each alias that keeps no records."""
-    aliases = [one for one in rows.aliases if one not in rows.problems]
-    return [says for one in aliases if (says := task_runs.unrecorded(one))]
+    return [says for one in _answering(rows) if (says := task_runs.unrecorded(one))]
 
 
 def _skipped(rows: Rows) -> list[dict[str, Any]]:
     """Tasks that have only been skipped since their last success, the longest ago first."""
-    found: list[held.Record] = []
-    for alias in rows.aliases:
-        if alias in rows.problems:
-            continue
-        with suppress(*held.PROBLEMS):  # The next page will say so.
-            stuck = [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
-            # While a run is at work, the others are skipped, as they should be.
-            at_work = _at_work(stuck, alias)
-            found += [one for one in stuck if one.name not in at_work]
+    found = [one for alias in _answering(rows) for one in _skipped_at(alias)]
     found.sort(key=lambda one: one.last_success.at if one.last_success else 0.0)
     return [
         {
@@ -68,6 +59,15 @@ def _skipped(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
+def _skipped_at(alias: str) -> list[held.Record]:
+    with suppress(*held.PROBLEMS):  # The next page will say so.
+        stuck = [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
+        # While a run is at work, the others are skipped, as they should be.
+        at_work = _at_work(stuck, alias)
+        return [one for one in stuck if one.name not in at_work]
+    return []
+
+
 def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
     """Known locks that nobody holds, if the page asks for them: those that match, or all."""
     search = normalized(query.strip())
@@ -75,8 +75,8 @@ def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]
     if not (state == FREE or (search and not state)) or chosen.keys() & {"host", "task"}:
         return []
     found = []
-    for alias in rows.aliases:
-        if only in {"", alias} and alias not in rows.problems:
+    for alias in _answering(rows):
+        if only in {"", alias}:
             try:
                 found += [(alias, *one) for one in _free_at(alias, search).items()]
             except held.PROBLEMS as error:
@@ -94,12 +94,16 @@ def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]
 def _similar(rows: Rows, query: str) -> list[dict[str, Any]]:
     """Known locks with similar names, if a search finds nothing."""
     found = []
-    for alias in rows.aliases:
-        if query.strip() and alias not in rows.problems:
-            with suppress(*held.PROBLEMS):  # The next page will say so.
-                names = held.similar(query.strip(), using=alias)
-                found += [{**_link(name, alias), "name": visible(name)} for name in names]
+    for alias in _answering(rows) if query.strip() else ():
+        with suppress(*held.PROBLEMS):  # The next page will say so.
+            names = held.similar(query.strip(), using=alias)
+            found += [{**_link(name, alias), "name": visible(name)} for name in names]
     return found
+
+
+def _answering(rows: Rows) -> list[str]:
+    """The aliases that have answered so far: a silent server is asked once."""
+    return [alias for alias in rows.aliases if alias not in rows.problems]
 
 
 def _link(name: str, alias: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,9 +53,14 @@ def loads(using: str) -> list[Load]:
     Raises:
         ImproperlyConfigured: Something about the alias is wrong.
     """
-    backend = backends[using]
+    with _servers(backends[using]) as servers:
+        return [*map(_load, servers)]
+
+
+@contextmanager
+def _servers(backend: Backend) -> Iterator[list[Server]]:
     with backend.servers() as by_place:
-        return [_load(Server(backend, one, place)) for place, one in by_place.items()]
+        yield [Server(backend, one, place) for place, one in by_place.items()]
 
 
 def _load(server: Server) -> Load:
@@ -81,9 +86,7 @@ def beginnings(using: str) -> dict[str, int]:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    backend = backends[using]
-    with backend.servers() as by_place:
-        servers = [Server(backend, one, place) for place, one in by_place.items()]
+    with _servers(backends[using]) as servers:
         since = {one.place: (one, one.number("uptime_in_seconds")) for one in servers}
         return {place: ago for place, (one, ago) in since.items() if _records_begin_at(one, ago)}
 
@@ -138,8 +141,7 @@ def examine(using: str) -> Iterator[Finding]:
     except LockUnavailable as error:
         yield _no_answer(backend, error)
         return
-    with backend.servers() as by_place:
-        servers = [Server(backend, one, place) for place, one in by_place.items()]
+    with _servers(backend) as servers:
         yield from _examine(servers)
     if backend.supports_processes and not servers:
         yield take_and_release(PROBE, using)

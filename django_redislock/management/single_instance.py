@@ -115,8 +115,6 @@ def _handled() -> Iterator[None]:
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     _Base = BaseCommand
 else:
     _Base = object

@@ -78,11 +78,6 @@ def width(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
-def indented(lines: Iterable[str]) -> Iterator[str]:
-    """*lines*, two columns to the right."""
-    return (f"  {line}" for line in lines)
-
-
 def _columns_of(char: str) -> int:
     if unicodedata.category(char) in {"Mn", "Me"} or "\u1160" <= char <= "\u11ff":
         return 0  # Drawn on the letter before it.
@@ -208,12 +203,9 @@ def detail(
     else:
         yield from _facts(lock.facts(*found.moments), 12)
     if found.others:
-        yield ""
-        yield "Other permits:"
-        yield from indented(locks(found.others, within))
+        yield from _section("Other permits:", locks(found.others, within))
     if found.waiters:
-        yield ""
-        yield f"Waiting, {lock.waiters if lock else len(found.waiters)} in all, the next first:"
+        number = lock.waiters if lock else len(found.waiters)
         waiting = (
             {
                 "WAITER": waiter(one),
@@ -223,14 +215,11 @@ def detail(
             }
             for one in found.waiters
         )
-        yield from indented(table(waiting, within))
+        title = f"Waiting, {number} in all, the next first:"
+        yield from _section(title, table(waiting, within))
     if record:
-        yield ""
-        yield "Runs of the task:"
-        yield from indented(_facts(record.facts, 14))
+        yield from _section("Runs of the task:", _facts(record.facts, 14))
     if found.past:
-        yield ""
-        yield "Held before, the latest first:"
         past = (
             {
                 "PERMIT": lease.permit or None,
@@ -245,7 +234,12 @@ def detail(
             }
             for lease in reversed(found.past)
         )
-        yield from indented(table(past, within))
+        yield from _section("Held before, the latest first:", table(past, within))
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield from ("", title)
+    yield from (f"  {line}" for line in lines)
 
 
 def meant(similar: Sequence[str]) -> str:
