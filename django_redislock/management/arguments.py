@@ -19,7 +19,7 @@ from django_redislock.rules.arguments import DEFAULT_DATABASE
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 # Options that choose locks, as in held.Selection, and their defaults.
 CHOICES: dict[str, Any] = {
@@ -86,220 +86,208 @@ KINDS: dict[str, Callable[[str], Any]] = {
 
 
 class Argument(NamedTuple):
-    """One argument, as add_argument() takes it."""
+    """What an argument means, and how it is more than its kind says: see add_argument()."""
 
-    flags: tuple[str, ...]
+    meaning: str
     how: dict[str, Any]
 
 
-def _argument(written: str, meaning: str, **how: Any) -> Argument:
-    """An argument as help writes it: "--for TIME", "--yes", "name NAME". Other values are texts."""
-    *flags, value = written.split(" ") if " " in written else (written, "")
-    kind: dict[str, Any] = {"metavar": value}
-    if not value:
-        kind = {"action": "store_true"}
-    elif value in KINDS:
-        kind["type"] = _read(KINDS[value])
-    elif written.startswith("-"):
-        kind |= {"action": Given, "default": ""}
-    return Argument(tuple(flags), {**kind, "help": meaning, **how})
+# By how help writes them: "--for TIME", "--yes", "name NAME".
+Arguments = dict[str, str | Argument]
+
+
+def _but(meaning: str, **how: Any) -> Argument:
+    return Argument(meaning, how)
 
 
 # --- the table ------------------------------------------------------------------------------------
 
-NAME_HELP = "of a lock, as list prints it; write -- before one that begins with a dash"
-NAME = _argument("name NAME", NAME_HELP)
-NAMES = _argument("names NAME", NAME_HELP, nargs="*")
-OF_PAUSE = _argument("name NAME", f"{NAME_HELP}; it has all its permits")
-SKIP_CHECKS = _argument("--skip-checks", SUPPRESS, default=SUPPRESS)
+NAME = "of a lock, as list prints it; write -- before one that begins with a dash"
+NAMES = _but(NAME, nargs="*")
+OF_PAUSE: Arguments = {"name NAME": f"{NAME}; it has all its permits"}
+SKIP_CHECKS: Arguments = {"--skip-checks": _but(SUPPRESS, default=SUPPRESS)}
 # They may stand before or after the act. Without SUPPRESS the act's default would win.
-COMMON = (
-    _argument("--alias ALIAS", "only the locks of this alias of REDISLOCK", default=SUPPRESS),
-    _argument("--json", "print JSON, for programs", default=SUPPRESS),
+COMMON: Arguments = {
+    "--alias ALIAS": _but("only the locks of this alias of REDISLOCK", default=SUPPRESS),
+    "--json": _but("print JSON, for programs", default=SUPPRESS),
     # There are no checks to skip. Scripts for all commands need not know that.
-    SKIP_CHECKS,
-)
-OF_LOCKS = (
-    _argument("--host HOST", "held from this host"),
-    _argument("--task TASK", "held by runs of this task, by its full name"),
-    _argument("--prefix PREFIX", "with a name that begins like this"),
-    _argument("--older-than TIME", "held this long: 90s, 10m, 1h30m, 2d"),
-)
+    **SKIP_CHECKS,
+}
+OF_LOCKS: Arguments = {
+    "--host HOST": "held from this host",
+    "--task TASK": "held by runs of this task, by its full name",
+    "--prefix PREFIX": "with a name that begins like this",
+    "--older-than TIME": "held this long: 90s, 10m, 1h30m, 2d",
+}
 # Without defaults, as they may stand before and after the second act.
-OF_ROWS = (
-    _argument("--database ALIAS", "of DATABASES (default)", default=SUPPRESS),
-    _argument("--older-than TIME", "completed so long ago: 90m, 26h, 30d", default=SUPPRESS),
-)
-LIMIT = _argument("--limit N", "how many at most (1000)", default=1000)
-DRY_RUN = _argument("--dry-run", "only print what would be done")
-CONFIRMATION = (
-    _argument("--yes", "do not ask"),
-    _argument("--reason TEXT", "why, for the audit log", action="store"),
-)
+OF_ROWS: Arguments = {
+    "--database ALIAS": _but("of DATABASES (default)", default=SUPPRESS),
+    "--older-than TIME": _but("completed so long ago: 90m, 26h, 30d", default=SUPPRESS),
+}
+LIMIT = _but("how many at most (1000)", default=1000)
+DRY_RUN = "only print what would be done"
+CONFIRMATION: Arguments = {
+    "--yes": "do not ask",
+    "--reason TEXT": _but("why, for the audit log", action="store"),
+}
 
 
-class Act:
+class Act(NamedTuple):
     """What an act does, and its arguments.
 
     The list of acts has what it does up to the first full stop or colon.
     """
 
-    def __init__(self, does: str, *arguments: Argument) -> None:
-        self.does, self.arguments = does, arguments
+    does: str
+    arguments: Arguments
 
 
 ACTS = {
     "list": Act(
         "List the held locks. This is done without an ACT, too.",
-        *OF_LOCKS,
-        Argument(
-            ("--state",),
-            {"default": "", "choices": held.STATES, "help": "in this state: %(choices)s"},
-        ),
-        _argument("--search TEXT", "with this in the name or in the holder"),
-        LIMIT,
-        _argument("--fail", "exit with 1 if there is any"),
+        {
+            **OF_LOCKS,
+            "--state STATE": _but("in this state: %(choices)s", choices=held.STATES, metavar=None),
+            "--search TEXT": "with this in the name or in the holder",
+            "--limit N": LIMIT,
+            "--fail": "exit with 1 if there is any",
+        },
     ),
     "show": Act(
         "Show all about one lock: its holder, its waiters, its past leases, and what became of the"
         " runs of its task.",
-        NAME,
-        _argument("--permit N", "the Nth permit of NAME; 1: NAME itself"),
+        {"name NAME": NAME, "--permit N": "the Nth permit of NAME; 1: NAME itself"},
     ),
     "explain": Act(
         "Say what became of a call, in sentences with absolute times: of all under a lock,"
         " of a job, or of the task with an id.",
-        _argument("what NAME_OR_TASK_ID", "of a lock, or the id of a task"),
-        _argument("--job", "it is the full name of a job"),
+        {
+            "what NAME_OR_TASK_ID": "of a lock, or the id of a task",
+            "--job": "it is the full name of a job",
+        },
     ),
     "runs": Act(
         "Show what became of the runs of jobs, tasks among them: the last success, failure and"
         " skip, the runs under way, and those that never ended. Without a NAME it shows all.",
-        _argument("--task TASK", "only locks under which this task has run, by its full name"),
-        _argument("--prefix PREFIX", "only locks with a name that begins like this"),
-        _argument(
-            "--job JOB",
-            "one line for a job, over all names of its locks: the full name of a function or"
-            " task, or 'manage.py NAME'",
-        ),
-        NAMES,
-        _argument(
-            "--no-success-for TIME",
-            "only those without a success for so long: 90m, 26h, 3d; or without any. With"
-            " --job, --task or --prefix, the latest success of any of them counts",
-        ),
-        _argument("--fail", "exit with 1 if there is any such, for probes"),
-        _argument(
-            "--ping URL",
-            "tell this URL if there is none such, and URL/fail if there is any, as"
+        {
+            "--task TASK": "only locks under which this task has run, by its full name",
+            "--prefix PREFIX": "only locks with a name that begins like this",
+            "--job JOB": "one line for a job, over all names of its locks: the full name of a"
+            " function or task, or 'manage.py NAME'",
+            "names NAME": NAMES,
+            "--no-success-for TIME": "only those without a success for so long: 90m, 26h, 3d; or"
+            " without any. With --job, --task or --prefix, the latest success of any of them"
+            " counts",
+            "--fail": "exit with 1 if there is any such, for probes",
+            "--ping URL": "tell this URL if there is none such, and URL/fail if there is any, as"
             " healthchecks.io has it: an alarm that rings also if no run ever begins",
-        ),
+        },
     ),
     "run": Act(
         "Run a command under a lock: where several start it, one runs it. A TIME is 90s, 10m, 1h30m"
         " or 2d. The exit status is that of the command; or 75: the lock was busy, 76: the lease"
         " was lost, 3: the server did not answer. -v 0 says nothing of a skip.",
-        _argument("name NAME", "of the lock"),
-        *(
-            _argument(f"--{name.replace('_', '-')} {option.shell}", option.brief)
-            for name, option in options_in(JobArguments).items()
-            if option.shell
-        ),
-        _argument(
-            "--grace TIME", "from SIGTERM to SIGKILL when the command is to end (10s)", default=10.0
-        ),
-        _argument("--busy-exit STATUS", "exit status of a skip (75)", default=BUSY),
-        _argument(
-            "--job NAME",
-            "what the job is called in records, alarms and metrics (the lock's name)",
-            default=None,
-        ),
-        _argument(
-            "--using --alias ALIAS",
-            "an alias of REDISLOCK (default)",
-            dest="alias",
-            default=SUPPRESS,
-        ),
-        SKIP_CHECKS,
+        {
+            "name NAME": "of the lock",
+            **{
+                f"--{name.replace('_', '-')} {option.shell}": option.brief
+                for name, option in options_in(JobArguments).items()
+                if option.shell
+            },
+            "--grace TIME": _but(
+                "from SIGTERM to SIGKILL when the command is to end (10s)", default=10.0
+            ),
+            "--busy-exit STATUS": _but("exit status of a skip (75)", default=BUSY),
+            "--job NAME": _but(
+                "what the job is called in records, alarms and metrics (the lock's name)",
+                default=None,
+            ),
+            "--using --alias ALIAS": _but(
+                "an alias of REDISLOCK (default)", dest="alias", default=SUPPRESS
+            ),
+            **SKIP_CHECKS,
+        },
     ),
     "release": Act(
         "End by force the leases of the named locks: show them, ask, and end exactly those. Their"
         " holders are not stopped.",
-        NAMES,
-        _argument(
-            "--id LEASE",
-            "only this one; needs no NAME, asks nothing",
-            dest="lease",
-            action="store",
-            default=None,
-        ),
-        *CONFIRMATION,
+        {
+            "names NAME": NAMES,
+            "--id LEASE": _but(
+                "only this one; needs no NAME, asks nothing",
+                dest="lease",
+                action="store",
+                default=None,
+            ),
+            **CONFIRMATION,
+        },
     ),
     "pause": Act(
         "Keep a lock from everybody for a while: runs are skipped as held, and name the operator"
         " and the reason. A run that holds it goes on to its end; then the pause begins.",
-        OF_PAUSE,
-        _argument(
-            "--for TIME",
-            "from now: 90s, 10m, 1h30m, 2d; at most 30d",
-            type=_read(lambda text: held.pause_seconds(parse_duration(text))),
-            dest="lasts",
-            required=True,
-        ),
-        _argument("--reason TEXT", "why, for all who are told", action="store"),
+        {
+            **OF_PAUSE,
+            "--for TIME": _but(
+                "from now: 90s, 10m, 1h30m, 2d; at most 30d",
+                type=_read(lambda text: held.pause_seconds(parse_duration(text))),
+                dest="lasts",
+                required=True,
+            ),
+            "--reason TEXT": _but("why, for all who are told", action="store"),
+        },
     ),
     "resume": Act("End such a pause. The lease of a run is left alone.", OF_PAUSE),
     "clean": Act(
         "End by force the leases of all chosen locks: show them, ask, and end exactly those. Their"
         " holders are not stopped.",
-        *OF_LOCKS,
-        _argument("--dead-here", "held by a process of this host that does not exist any more"),
-        _argument("--all", "all that are held", dest="every"),
-        _argument(
-            "--queued",
-            "no locks, but the calls that unique_queued has announced, as after a purge of the"
-            " broker: later calls are published. Asks nothing; goes with --task",
-            dest="queued_calls",
-        ),
-        DRY_RUN,
-        *CONFIRMATION,
+        {
+            **OF_LOCKS,
+            "--dead-here": "held by a process of this host that does not exist any more",
+            "--all": _but("all that are held", dest="every"),
+            "--queued": _but(
+                "no locks, but the calls that unique_queued has announced, as after a purge of the"
+                " broker: later calls are published. Asks nothing; goes with --task",
+                dest="queued_calls",
+            ),
+            "--dry-run": DRY_RUN,
+            **CONFIRMATION,
+        },
     ),
     "once": Act(
         'See and forget completed runs: those of tasks with once="database". A database keeps'
         " a row of each.",
-        *OF_ROWS,
+        OF_ROWS,
     ),
-    "doctor": Act("Examine whether the server is fit to keep locks."),
+    "doctor": Act("Examine whether the server is fit to keep locks.", {}),
     "metrics": Act(
         "Print the servers' metrics in the text format of Prometheus: of held locks, waiters, runs"
         " of jobs, and the findings of doctor.",
-        _argument("--output FILE", "write them there, in one step; print nothing"),
-        _argument(
-            "--limit N",
-            "how many names of locks, and how many jobs, have labels at most (100)",
-            default=100,
-        ),
-        _argument("--no-doctor", "leave out the findings of doctor"),
+        {
+            "--output FILE": "write them there, in one step; print nothing",
+            "--limit N": _but(
+                "how many names of locks, and how many jobs, have labels at most (100)", default=100
+            ),
+            "--no-doctor": "leave out the findings of doctor",
+        },
     ),
     "watch": Act(
         "Show the held locks again and again, until Ctrl-C.",
-        _argument("--interval TIME", "between looks (1s)", default=1.0),
+        {"--interval TIME": _but("between looks (1s)", default=1.0)},
     ),
 }
 ONCE_ACTS = {
     "list": Act(
         "List the completed runs, the latest first. This is done without an ACT, too.",
-        *OF_ROWS,
-        _argument("--search TEXT", "with this in the name of the lock, the task or its id"),
-        LIMIT,
+        {
+            **OF_ROWS,
+            "--search TEXT": "with this in the name of the lock, the task or its id",
+            "--limit N": LIMIT,
+        },
     ),
     "forget": Act(
         "Delete the rows of completed runs: show them, ask, and delete exactly those. The next run"
         " under such a lock does its work again.",
-        NAMES,
-        *OF_ROWS,
-        DRY_RUN,
-        *CONFIRMATION,
+        {"names NAME": NAMES, **OF_ROWS, "--dry-run": DRY_RUN, **CONFIRMATION},
     ),
 }
 
@@ -377,9 +365,18 @@ def _add_act(acts: Any, name: str, act: Act, version: str, prefix: str = "") -> 
     return parser
 
 
-def _add(parser: CommandParser, arguments: Iterable[Argument]) -> None:
-    for flags, how in arguments:
-        parser.add_argument(*flags, **how)
+def _add(parser: CommandParser, arguments: Arguments) -> None:
+    for written, one in arguments.items():
+        meaning, how = one if isinstance(one, Argument) else (one, {})
+        *flags, value = written.split(" ") if " " in written else (written, "")
+        kind: dict[str, Any] = {"metavar": value}
+        if not value:
+            kind = {"action": "store_true"}
+        elif value in KINDS:
+            kind["type"] = _read(KINDS[value])
+        elif written.startswith("-"):  # A text.
+            kind |= {"action": Given, "default": ""}
+        parser.add_argument(*flags, **{**kind, "help": meaning, **how})
 
 
 def _add_djangos(act: CommandParser, version: str) -> None:

@@ -109,6 +109,12 @@ def misuse(says: str) -> CommandError:
     return CommandError(says, returncode=USAGE)
 
 
+def failure(error: Exception, using: str, more: str = "") -> CommandError:
+    """The error of an act that failed because of a server or the settings."""
+    status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
+    return CommandError(f"{held.problem(error, using)}{more}", returncode=status)
+
+
 class Console:
     """Standard output and standard error. With --json, only the document is on the former.
 

@@ -17,7 +17,7 @@ from django_redislock.management import arguments, terminal
 from django_redislock.management.console import (
     FOUND,
     INTERRUPTED,
-    UNAVAILABLE,
+    failure,
     finish,
     misuse,
     noting,
@@ -134,8 +134,7 @@ def _force_release(leases: list[tuple[str, str]], using: str, reason: str) -> li
         so_far = f"Released {counted(sum(released), 'lock')}, and perhaps one more."
         if isinstance(error, KeyboardInterrupt):
             raise CommandError(f"Interrupted. {so_far}", returncode=INTERRUPTED) from None
-        problem = f"{held.problem(error, using)} {so_far}"
-        raise CommandError(problem, returncode=UNAVAILABLE) from error
+        raise failure(error, using, f" {so_far}") from error
     return released
 
 
@@ -176,14 +175,7 @@ def _with_id(lease: str, asked: list[str]) -> held.HeldLock:
 # --- pauses ---------------------------------------------------------------------------------------
 
 
-def pause(
-    console: Console,
-    *,
-    name: str,
-    lasts: float,
-    reason: str,
-    **options: Any,
-) -> None:
+def pause(console: Console, *, name: str, lasts: float, reason: str, **options: Any) -> None:
     """Pause a lock, with all its permits."""
     using = console.using
     if whole := _has_permit(name, using):

@@ -7,16 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError
 
 from django_redislock import conf, held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, duration
 from django_redislock.management import arguments, terminal
 from django_redislock.management.console import (
-    UNAVAILABLE,
-    USAGE,
     beginnings,
+    failure,
     finish,
     misuse,
     noting,
@@ -39,10 +37,8 @@ def show(console: Console, *, ping: Ping | None, **options: Any) -> None:
     try:
         _show(console, ping=ping, **options)
     except (LockUnavailable, ImproperlyConfigured) as error:
-        problem = held.problem(error, console.using)
-        if ping and (untold := _tell(ping, [problem])):
-            status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
-            raise CommandError(f"{problem}\n{untold}", returncode=status) from error
+        if ping and (untold := _tell(ping, [held.problem(error, console.using)])):
+            raise failure(error, console.using, f"\n{untold}") from error
         raise
 
 

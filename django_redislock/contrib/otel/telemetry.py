@@ -111,16 +111,16 @@ class Metrics:
             "From a grant to the release or loss of its lease.",
             explicit_bucket_boundaries_advisory=HELD_BUCKETS,
         )
-        self._lost = meter.create_counter(
+        self.lost = meter.create_counter(
             "redislock.lost", "{lease}", "Leases that ended while their owner relied on them."
         )
-        self._endangered = meter.create_counter(
+        self.endangered = meter.create_counter(
             "redislock.endangered",
             "{lease}",
             "Leases whose renewals were unanswered until half of the ttl was gone.",
         )
         self._runs = meter.create_counter("redislock.runs", "{run}", "Runs of jobs.")
-        self._unavailable = meter.create_counter(
+        self.unavailable = meter.create_counter(
             "redislock.unavailable",
             "{error}",
             "Acquires and releases that the server did not or could not answer.",
@@ -154,18 +154,6 @@ class Metrics:
     def held(self, seconds: float, outcome: str, context: Context) -> None:
         """A lease is over; see asked()."""
         self._held_duration.record(seconds, _HELD[outcome], context or NOWHERE)
-
-    def lost(self, reason: str) -> None:
-        """A lease was lost."""
-        self._lost.add(1, {"reason": reason})
-
-    def endangered(self, label: str, alias: str) -> None:
-        """A lease is about to be lost."""
-        self._endangered.add(1, {"name": label, "alias": alias})
-
-    def unavailable(self, reason: str) -> None:
-        """An acquire or a release has ended with LockUnavailable."""
-        self._unavailable.add(1, {"reason": reason})
 
     def ran(self, job: str, outcome: str) -> None:
         """A run of a job is over, or did not happen."""
@@ -429,7 +417,7 @@ class Telemetry:
         template: str,
         **_: Any,
     ) -> None:
-        later(self._metrics.unavailable, reason)
+        later(self._metrics.unavailable.add, 1, {"reason": reason})
         if lease is not None:  # Its release was not answered.
             self._spans.hold_ends(lease, "unavailable", error=reason)
             return
@@ -445,12 +433,13 @@ class Telemetry:
             self._spans.waited(waited, label, name, alias, outcome, **why)
 
     def _lost(self, lease: Lease, reason: str, held_for: float, **_: Any) -> None:
-        later(self._metrics.lost, reason)
+        later(self._metrics.lost.add, 1, {"reason": reason})
         later(self._metrics.held, held_for, "lost", get_current())
         self._spans.hold_ends(lease, "lost", error=reason)
 
     def _endangered(self, lease: Lease, left: float, template: str, **_: Any) -> None:
-        later(self._metrics.endangered, self._labels.of(template), lease.alias)
+        labels = {"name": self._labels.of(template), "alias": lease.alias}
+        later(self._metrics.endangered.add, 1, labels)
         self._spans.is_endangered(lease, left)
 
     def _run_ended(self, job: str, outcome: str, **_: Any) -> None:

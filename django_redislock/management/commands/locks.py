@@ -20,7 +20,6 @@ from django.core.management.base import (
 )
 
 from django_redislock import doctor, held
-from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, visible
 from django_redislock.management import (
     arguments,
@@ -36,10 +35,9 @@ from django_redislock.management import (
 from django_redislock.management.console import (
     FOUND,
     INTERRUPTED,
-    UNAVAILABLE,
-    USAGE,
     Console,
     beginnings,
+    failure,
     finish,
     listed,
     logging_afterwards,
@@ -113,9 +111,7 @@ class Command(BaseCommand):
             with logging_afterwards(held.audit):
                 ACTS[act](console, style=self.style, **options)
         except held.PROBLEMS as error:
-            problem = held.problem(error, console.using)
-            status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
-            raise CommandError(problem, returncode=status) from error
+            raise failure(error, console.using) from error
 
 
 # --- acts -----------------------------------------------------------------------------------------
