@@ -119,10 +119,7 @@ def show(console: Console, *, limit: int, output: str, no_doctor: bool, **option
     notes: list[str] = []
     samples = [Sample("redislock_metrics_timestamp_seconds", time.time(), {})]
     for using in console.aliases:
-        looked = _look(using, limit, with_doctor=not no_doctor)
-        problems += looked.problems
-        samples += looked.samples
-        notes += looked.notes
+        samples += _look(using, limit, problems, notes, with_doctor=not no_doctor)
     content = "".join(f"# {one}\n" for one in notes) + text(GAUGES, samples)
     if output:
         try:
@@ -141,36 +138,30 @@ def pattern(name: str) -> str:
     return visible(_VARIABLE.sub("{}", name))
 
 
-class _Looked(NamedTuple):
-    """The samples of one alias, and why some are missing."""
-
-    samples: list[Sample]
-    problems: list[str]
-    notes: list[str]  # What has no samples at all.
-
-
-def _look(using: str, limit: int, *, with_doctor: bool) -> _Looked:
-    samples: list[Sample] = []
+def _look(
+    using: str, limit: int, problems: list[str], notes: list[str], *, with_doctor: bool
+) -> Iterator[Sample]:
+    """The samples of one alias. Adds why some are missing, to *problems* or *notes*."""
     silent: set[str] = set()
-    problem = unrecorded = ""
+    problem = ""
     try:
-        samples.extend(_locks(using, limit, silent))
-        unrecorded = task_runs.unrecorded(using)
-        if not unrecorded:
-            samples.extend(_jobs(using, limit, silent))
+        yield from _locks(using, limit, silent)
+        if unrecorded := task_runs.unrecorded(using):
+            notes.append(unrecorded)
+        else:
+            yield from _jobs(using, limit, silent)
     except held.PROBLEMS as error:
         problem = held.problem(error, using)
     loads = _loads(using)
     if not all(one.scripting for one in loads):
         problem = ""  # It keeps locks, and has no lists of them: the doctor says so.
-    samples.append(Sample("redislock_up", not problem, {"alias": using}))
+    yield Sample("redislock_up", not problem, {"alias": using})
     for one in loads:
-        samples += _of_server(using, one)
+        yield from _of_server(using, one)
     # A server that kept us waiting would keep the doctor waiting too.
     if with_doctor and not problem:
-        samples += _findings(using)
-    problems = [*filter(None, [problem]), *held.silence(sorted(silent), using).values()]
-    return _Looked(samples, problems, [*filter(None, [unrecorded])])
+        yield from _findings(using)
+    problems += [*filter(None, [problem]), *held.silence(sorted(silent), using).values()]
 
 
 # --- locks --------------------------------------------------------------------------------------

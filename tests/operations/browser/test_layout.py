@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock.admin.page import HeldLockAdmin
+from django_redislock.admin.changelist import COLUMNS
 from django_redislock.rules.keys import index_key, lock_keys
 from tests.operations.browser.conftest import Stage
 from tests.operations.test_admin import fill
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 WIDTHS = (360, 480, 640, 768, 800, 1024, 1280, 1440, 1600, 1920)
-FACTS = [*HeldLockAdmin.list_display, "alias"]
+FACTS = [name for name in COLUMNS if name != "where"]
 
 # Where anything is that the window, its container or the filter cuts, and what is not seen.
 FAULTS = """
