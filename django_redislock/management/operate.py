@@ -30,6 +30,8 @@ from django_redislock.rules.names import meant_by
 if TYPE_CHECKING:
     from django_redislock.management.console import Console
 
+audit = logs.logger("django_redislock.audit")
+
 
 # --- force release --------------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ def _forget_announced(
             task_runs.forget_announced(name, calls, using=using)
         says = "%d announced calls of %r (%s) forgotten by %r, reason %r"
         extra = logs.of(alias=using, job=only.task or None, reason=reason or None)
-        held.audit.warning(
+        audit.warning(
             says, len(found), only.task or "all tasks", using, operator(), reason, extra=extra
         )
     document: list[dict[str, Any]] = [
