@@ -349,7 +349,7 @@ class Handle:
             raise misuse.mixes_limits(name, options.limit)
         if len(known) > MOST_NAMES:
             known.clear()
-        owner = current_owner(terms.limit) if terms.limit > 1 else current_owner()
+        owner = current_owner(limit=terms.limit) if terms.limit > 1 else current_owner()
         return Attempt(
             name,
             owner,

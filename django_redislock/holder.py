@@ -25,7 +25,7 @@ from django_redislock import process
 from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
 
@@ -147,7 +147,8 @@ class _LastOwner(threading.local):
     activity: Activity | None = None
     traceparent = ""
     owner: Owner
-    with_limit: Owner  # The same, as the owner of one of several permits.
+    # The same with what options of its last lock say of it, and what they say.
+    of_lock: tuple[Mapping[str, Any], Owner]
 
 
 _last = _LastOwner()
@@ -162,8 +163,12 @@ def trace_owners(traceparent: Callable[[], str] | None) -> None:
     _traceparent, _last = traceparent, _LastOwner()
 
 
-def current_owner(limit: int = 0) -> Owner:
-    """The owner of a lease granted now; with a *limit*, of one of that many permits."""
+def current_owner(**said: Any) -> Owner:
+    """The owner of a lease granted now.
+
+    Args:
+        said: Fields that options of the lock say: its limit, if it has several permits.
+    """
     activity = current_activity.get()
     if (
         _last.activity is not activity
@@ -183,14 +188,14 @@ def current_owner(limit: int = 0) -> Owner:
             traceparent=traceparent,
             birth=process.current.birth,
         )
-        _last.with_limit = _last.owner
+        _last.of_lock = {}, _last.owner
         _last.activity, _last.process = activity, process.current
         _last.traceparent = traceparent
-    if not limit:
+    if not said:
         return _last.owner
-    if _last.with_limit.limit != limit:
-        _last.with_limit = replace(_last.owner, limit=limit)
-    return _last.with_limit
+    if _last.of_lock[0] != said:
+        _last.of_lock = said, replace(_last.owner, **said)
+    return _last.of_lock[1]
 
 
 @cache

@@ -45,8 +45,8 @@ def machine(host, pid, locks):
     It is ready when each lock is held for good, or waited for, or done with.
     """
 
-    def pretended(limit=0):
-        return replace(current_owner(limit), host=host, pid=pid, command="celery worker")
+    def pretended(**said):
+        return replace(current_owner(**said), host=host, pid=pid, command="celery worker")
 
     handle.current_owner = pretended
 
