@@ -1,8 +1,8 @@
 """The table of options: what a lock takes, and how it is checked. Jobs and tasks add their rows.
 
-A row is all that there is to say of an option: name, type, check, default and meaning. Signatures,
-checks, docstrings, the arguments of ``manage.py locks run`` and the tables of the documentation are
-made of it.
+A row says all of an option but its use: name, type, check, default and meaning. Signatures, checks,
+docstrings, the arguments of ``manage.py locks run`` and the tables of the documentation are made of
+it. The checked value is a field of rules.options.Options.
 """
 
 from __future__ import annotations

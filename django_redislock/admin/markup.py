@@ -91,7 +91,7 @@ def owner(who: Owner, *, gone: bool = False) -> SafeString:
     return _lines(
         [
             ("place", visible(who.place) or "unknown"),
-            ("doing", visible(who.task or who.path or who.command or who.reason)),
+            ("doing", visible(who.doing)),
             ("id", visible(who.task_id)),
         ],
         visible(f"thread {who.thread}") if who.thread else "",

@@ -322,9 +322,8 @@ def waiter(one: Waiter) -> str:
 
 
 def doing(owner: Owner) -> str:
-    """The owner's task, request or command; of an operator, the reason."""
-    task = " ".join(filter(None, (owner.task, owner.task_id)))
-    return task or owner.path or owner.command or owner.reason or "-"
+    """What the owner does, and the id of its task."""
+    return " ".join(filter(None, (owner.doing, owner.task_id))) or "-"
 
 
 def _facts(facts: Iterable[Fact], wide: int) -> Iterator[str]:

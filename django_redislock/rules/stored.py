@@ -166,6 +166,11 @@ class Owner:
         return Deferral(int(times), float(since), by)
 
     @property
+    def doing(self) -> str:
+        """Its task, request or command; of an operator, the reason."""
+        return self.task or self.path or self.command or self.reason
+
+    @property
     def place(self) -> str:
         """Its process, as "host:pid"; of a pause, its operator; "" if nobody knows."""
         if self.operator:
