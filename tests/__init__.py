@@ -1,7 +1,5 @@
 """The test suite of django_redislock."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent  # Of the repository.

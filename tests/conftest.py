@@ -18,7 +18,6 @@ import os
 import signal
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -28,7 +27,6 @@ from tests.support.servers import (
     IMAGES,
     KIND,
     KINDS,
-    Endpoint,
     Kind,
     Server,
     binary,
@@ -37,9 +35,6 @@ from tests.support.servers import (
     missing,
     shared,
 )
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = [
     "tests.support.matrix",  # Others import it, and the next one.
@@ -59,24 +54,6 @@ pytest_plugins = [
 ]
 
 _REPORTERS = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
-
-
-class MakeServer(Protocol):
-    """The type of the fixture `make_server`."""
-
-    def __call__(self, kind=None, *arguments, **config): ...
-
-
-class MakeProxy(Protocol):
-    """The type of the fixture `make_proxy`."""
-
-    def __call__(self, server, *, seed=0): ...
-
-
-class Spawn(Protocol):
-    """The type of the fixture `spawn`."""
-
-    def __call__(self, code, *args, prelude="", **kwargs): ...
 
 
 @pytest.hookimpl(wrapper=True)
@@ -207,7 +184,7 @@ def make_proxy(request):
 
 
 @pytest.fixture
-def proxy(server: Endpoint, make_proxy: MakeProxy) -> Proxy:
+def proxy(server, make_proxy):
     """A fault proxy in front of the shared server."""
     return make_proxy(server)
 

@@ -1,7 +1,5 @@
 """Django settings of the test suite; the `locks` fixture fills REDISLOCK, per test."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

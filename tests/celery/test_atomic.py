@@ -1,12 +1,9 @@
 """single_instance_task(atomic=True) on real workers: what is in the database, and in the result."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,11 +13,6 @@ from tests.effects.models import Entry, written
 from tests.support.databases import described, on_mariadb, on_postgres, on_sqlite
 from tests.support.servers import stop_process
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.celery.project.stage import Stage, Worker
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -49,9 +41,7 @@ def send(stage, key, task=DRAW, **how):
 
 
 @on_mariadb
-def test_it_is_committed_before_the_next_holder_has_the_lock(
-    own_stage: Stage, database: str, start: Callable[..., Worker]
-) -> None:
+def test_it_is_committed_before_the_next_holder_has_the_lock(own_stage, database, start):
     start()
     key = own_stage.key()
     sent = send(own_stage, key, hold=True)
@@ -66,8 +56,8 @@ def test_it_is_committed_before_the_next_holder_has_the_lock(
 
 @on_postgres
 def test_a_worker_killed_in_the_body_leaves_nothing_and_the_next_one_draws(
-    own_stage: Stage, database: str, start: Callable[..., Worker]
-) -> None:
+    own_stage, database, start
+):
     own_stage.conf["broker_transport_options"] = SOON
     first = start()
     key = own_stage.key()
@@ -86,8 +76,8 @@ def test_a_worker_killed_in_the_body_leaves_nothing_and_the_next_one_draws(
 
 @on_sqlite
 def test_a_worker_stopped_before_its_claim_writes_nothing_and_its_result_is_stale_fence(
-    own_stage: Stage, database: str, start: Callable[..., Worker]
-) -> None:
+    own_stage, database, start
+):
     worker = start()
     key = own_stage.key()
     own_stage.redis.rpush("stand still", key)
@@ -110,8 +100,8 @@ def test_a_worker_stopped_before_its_claim_writes_nothing_and_its_result_is_stal
 
 @on_sqlite
 def test_a_worker_stopped_in_the_body_writes_nothing_and_its_result_is_lock_lost(
-    own_stage: Stage, database: str, start: Callable[..., Worker]
-) -> None:
+    own_stage, database, start
+):
     worker = start()
     key = own_stage.key()
     sent = send(own_stage, key, hold=True)
@@ -131,13 +121,12 @@ def test_a_worker_stopped_in_the_body_writes_nothing_and_its_result_is_lock_lost
 @on_postgres
 @pytest.mark.parametrize("fate", ["it fails", "its worker is killed", "it stands still"])
 def test_the_lottery_of_getting_started_is_drawn_once_whatever_becomes_of_its_first_run(
-    fate: str, own_stage: Stage, database: str, start: Callable[..., Worker]
-) -> None:
+    fate, own_stage, database, start
+):
     worker, key = start(), own_stage.key()
     first = send(own_stage, key, DRAW_AT_NOON, hold=True, fail=fate == "it fails")
     own_stage.wait_for(key, "start")
     lease = held.get(key)
-    assert lease is not None
     others = [send(own_stage, key, DRAW_AT_NOON) for _ in range(3)]
     start()
     own_stage.wait_for_log("Deferred")
@@ -162,8 +151,8 @@ def test_the_lottery_of_getting_started_is_drawn_once_whatever_becomes_of_its_fi
 
 @on_sqlite
 def test_a_task_that_replaces_itself_is_committed_before_the_one_that_takes_its_place(
-    own_stage: Stage, database: str, start: Callable[..., Worker]
-) -> None:
+    own_stage, database, start
+):
     start()
     key = own_stage.key()
     sent = own_stage.app.send_task(f"{DRAW}_and_go_on", (key,))

@@ -1,13 +1,10 @@
 """A broker other than Redis (RabbitMQ), and results elsewhere (django-celery-results)."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sqlite3
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from celery import chord
@@ -16,9 +13,6 @@ from django_redislock import distributed_lock
 from django_redislock.celery import RunAbandoned
 from tests.celery.project import LOST_SOON, PATIENCE
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

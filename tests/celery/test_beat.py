@@ -1,15 +1,8 @@
 """Two servers with a scheduler each: the same job twice, at what both believe to be noon."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 

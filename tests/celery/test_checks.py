@@ -1,12 +1,9 @@
 """System checks of tasks: each of their messages, and none without a reason."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import call_command
@@ -15,9 +12,6 @@ from django_redislock.celery import single_instance_task
 from django_redislock.celery.checks import check_tables, check_tasks
 from tests import ROOT
 from tests.support.celery_app import celery_app
-
-if TYPE_CHECKING:
-    pass
 
 
 def draw(draw_id):

@@ -1,18 +1,11 @@
 """What a run does that finds another one, by on_conflict; and what it does without Redis."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from celery import chain, chord
 from celery.exceptions import MaxRetriesExceededError
 
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock
 from tests.support.faults import slack
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 

@@ -1,13 +1,10 @@
 """A task that is delivered twice, again after a crash, or retried: never dropped, never doubled."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
 import re
 import time
-from typing import TYPE_CHECKING
 
 import kombu
 import pytest
@@ -20,9 +17,6 @@ from tests.support.faults import slack
 from tests.support.processes import python
 from tests.support.stored import newer_lease
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from tests.celery.project.stage import Stage
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -227,8 +221,6 @@ class TestAnotherCall:
         cooling.apply_async((key,), task_id=nightly)
         stage.wait_for_log(f"{nightly}]: lock {key!r} is")
         record = held.record(key)
-        assert record is not None
-        assert record.last_skip is not None
         assert record.last_skip.why != "duplicate"
 
     def test_while_one_permit_cools_down_it_takes_another(self, stage):
@@ -251,8 +243,6 @@ class TestAnotherCall:
         assert stage.count(key, "start") == 1
         assert stage.app.AsyncResult(nightly).result == f"did {key}"
         record = held.record(key)
-        assert record is not None
-        assert record.last_skip is not None
         assert (record.last_skip.why, record.skips) == ("duplicate", 0)
 
 
@@ -495,7 +485,7 @@ class TestCrash:
 
     @sweeps_often
     @pytest.mark.row("visibility-timeout")
-    def test_a_task_that_outlasts_the_visibility_timeout_runs_once(self, own_stage: Stage) -> None:
+    def test_a_task_that_outlasts_the_visibility_timeout_runs_once(self, own_stage):
         key = own_stage.key()
         for _ in range(2):
             own_stage.start(ready=False)
@@ -513,9 +503,7 @@ class TestCrash:
     @sweeps_often
     @pytest.mark.row("visibility-timeout-eta")
     @pytest.mark.parametrize("task", ["late", "brief"])
-    def test_a_task_whose_time_comes_after_the_visibility_timeout_runs_once(
-        self, own_stage: Stage, task: str
-    ) -> None:
+    def test_a_task_whose_time_comes_after_the_visibility_timeout_runs_once(self, own_stage, task):
         key = own_stage.key()
         for _ in range(2):
             own_stage.start(ready=False)
@@ -535,9 +523,7 @@ class TestCrash:
     @pytest.mark.proves("P8")
     @sweeps_often
     @pytest.mark.row("visibility-timeout-crash")
-    def test_the_work_is_not_lost_if_the_first_delivery_dies_after_the_second_came(
-        self, own_stage: Stage
-    ) -> None:
+    def test_the_work_is_not_lost_if_the_first_delivery_dies_after_the_second_came(self, own_stage):
         key = own_stage.key()
         first = own_stage.start()
         sent = own_stage.send("late", key, hold=True)

@@ -1,7 +1,5 @@
 """docs/celery.md says what the tests prove: no row without a test, no test without a row."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,9 +1,6 @@
 """``manage.py locks explain`` of calls that real workers have run, skipped, deferred or lost."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +8,6 @@ from tests.celery.project import PATIENCE
 from tests.operations.test_locks_command import locks_command
 from tests.support.celery_app import celery_app
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.django_db

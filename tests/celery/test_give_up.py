@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 from celery import chord
@@ -19,9 +18,6 @@ from tests.celery.project import LOST_SOON, PATIENCE
 from tests.support.celery_app import celery_app
 from tests.support.proxy import Proxy
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -53,8 +49,6 @@ class TestKilled:
         assert (told["task_id"], told["starts"]) == (first.id, 3)
         for name, sender in ((key, first), (limited, also)):
             record = held.record(name)
-            assert record is not None
-            assert record.last_abandoned is not None
             assert record.last_abandoned.owner.task_id == sender.id
             assert record.last_failure is None
         # Nothing is left in the way of others.
@@ -155,7 +149,6 @@ class TestCounting:
         assert (news["name"], news["using"]) == ("lottery", "default")
         assert (news["task_id"], news["starts"]) == ("the-id", 3)
         record = held.record("lottery")
-        assert record is not None
         assert (record.last_failure, record.last_success, record.skips) == (None, None, 0)
         assert (record.under_way, record.last_unended) == ((), None)
         assert list(record.last) == ["abandoned"]

@@ -1,7 +1,5 @@
 """LeaderScheduler: of several beats one sends, whatever becomes of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -11,7 +9,6 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +19,6 @@ from tests.support.faults import takes
 from tests.support.nursery import environment_for, start_python
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 

@@ -1,14 +1,11 @@
 """LeaderScheduler in one process: what a new leader knows, and what is said of wrong settings."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import Counter
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 from unittest import mock
 from zoneinfo import ZoneInfo
 
@@ -27,9 +24,6 @@ from tests.support.others import held_by_other
 from tests.support.processes import python
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    pass
 
 LOCK = "celery-beat:tests"
 LONDON = ZoneInfo("Europe/London")
@@ -63,7 +57,6 @@ clock = Clock()
 class Sender(Scheduler):
     """The wrapped scheduler: it notes what it sends."""
 
-    sent: list[str]
     refuses = False
 
     def apply_async(self, entry, **kwargs):
@@ -330,14 +323,12 @@ def test_what_the_broker_refuses_is_noted_as_a_failure(app):
     scheduler.refuses = True
     assert tick(scheduler) == []
     record = task_runs.record(f"{LOCK}:hourly")
-    assert record is not None
     assert record.last_failure is not None
     assert record.last_success is None
     scheduler.refuses = False
     clock.advance(hours=1)
     assert tick(scheduler) == ["hourly"]
     record = task_runs.record(f"{LOCK}:hourly")
-    assert record is not None
     assert record.last_success is not None
     scheduler.close()
 
@@ -362,12 +353,10 @@ def test_a_beat_that_does_not_know_yet_that_another_leads_sends_nothing_twice(ap
     tick(first)
     clock.advance(hours=1)
     lock = held.get(LOCK)
-    assert lock is not None
     held.force_release(LOCK, lock.id)
     assert in_thread(lambda: tick(second)).result(HUNG) == ["hourly"]
     assert tick(first) == []
     record = task_runs.record(f"{LOCK}:hourly")
-    assert record is not None
     assert not record.last_unended
     clock.advance(hours=1)
     assert in_thread(lambda: tick(second)).result(HUNG) == ["hourly"]
@@ -457,8 +446,6 @@ def test_the_record_of_an_entry_says_which_beat_has_sent_it_when(app):
     clock.advance(hours=1)
     tick(scheduler)
     record = task_runs.record(f"{LOCK}:hourly")
-    assert record is not None
-    assert record.last_success is not None
     assert record.last_success.owner.pid == os.getpid()
     assert not record.under_way
     scheduler.close()

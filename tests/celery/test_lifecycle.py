@@ -9,25 +9,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from billiard.exceptions import WorkerLostError
+from celery.result import AsyncResult
 
 from django_redislock import distributed_lock, held
 from tests.celery.project import LOST_SOON, PATIENCE, SOON
+from tests.celery.project.stage import Stage, Worker
 from tests.support.faults import slack
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery.result import AsyncResult
-
-    from tests.celery.project.stage import Stage, Worker
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -199,7 +195,6 @@ def test_life_cycle(own_stage, ending):
     sent = own_stage.send(ending.task, key, hold=True)
     pid = own_stage.wait_for(key, "start")["pid"]
     lease = held.get(key)
-    assert lease is not None
 
     ending.act(own_stage, worker, sent, pid)
     wait_until(lambda: _ended(own_stage, worker, pid), PATIENCE, "the body has ended", every=0.02)
@@ -233,15 +228,12 @@ def test_a_child_that_is_killed_frees_its_permit_and_no_other(own_stage):
     running = [own_stage.send("limited", key, hold=True) for _ in range(2)]
     own_stage.wait_for(key, "start", 2)
     first, second = (held.get(key, permit=number) for number in (1, 2))
-    assert first is not None
-    assert second is not None
     assert second.owner.pid is not None
     os.kill(second.owner.pid, signal.SIGKILL)
     wait_until(lambda: held.get(key, permit=2) is None, PATIENCE, "its lease is over", every=0.02)
     running.append(own_stage.send("limited", key, hold=True))
     own_stage.wait_for(key, "start", 3)
     has_it = held.get(key, permit=2)
-    assert has_it is not None
     assert has_it.owner.task_id == running[2].id
     own_stage.open_gate(key, 2)
     outcomes = {one.id: one.get(timeout=PATIENCE, propagate=False) for one in running}

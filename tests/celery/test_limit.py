@@ -1,10 +1,7 @@
 """limit=N: at most N runs at a time, each with a permit that is a lease of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +10,6 @@ from django_redislock.rules.keys import lock_keys
 from tests.celery.project import PATIENCE, journal
 from tests.support.others import waiters
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.usefixtures("worker")
@@ -51,7 +45,6 @@ def test_each_permit_is_a_row_of_its_own(stage):
     assert sorted(lock.permit for lock in rows) == ["1/3", "2/3", "3/3"]
     assert len({lock.id for lock in rows}) == 3
     record = held.record(key)
-    assert record is not None
     assert {run.owner.task_id for run in record.under_way} == {one.id for one in running}
     stage.open_gate(key, 3)
     for one in running:
@@ -64,7 +57,6 @@ def test_a_permit_taken_by_force_lets_one_more_run(stage):
     running = [stage.send("limited", key, hold=True) for _ in range(3)]
     stage.wait_for(key, "start", 3)
     victim = held.get(f"{key}#2")
-    assert victim is not None
     assert held.force_release(victim.name, victim.id, by="a test")
     assert stage.result(stage.send("limited", key)) == f"did {key}"
     stage.open_gate(key, 3)
@@ -124,8 +116,6 @@ def test_the_record_is_that_of_the_name(stage):
     sent = stage.send("limited", key)
     stage.result(sent)
     record = held.record(key)
-    assert record is not None
-    assert record.last_success is not None
     assert record.last_success.owner.task_id == sent.id
     assert (record.under_way, record.last_unended) == ((), None)
 

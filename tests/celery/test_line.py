@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,6 @@ from django_redislock.lock import Lock
 from django_redislock.rules.flows import Busy
 from django_redislock.rules.options import Options
 from tests.support.celery_app import EAGER, celery_app
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 

@@ -4,8 +4,6 @@ project/naive.py has what people write: ``SET NX EX`` around the body, return if
 it in the end.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every pool of Celery, and result and broker backends other than Redis."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
@@ -63,7 +61,6 @@ def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stag
         "--max-tasks-per-child", "2", pool="prefork", concurrency=2, held_by_parent=key
     )
     lease = held.get(key)
-    assert lease is not None
     assert lease.owner.pid == worker.pid
 
     # To the children it is somebody else's, however many come and go, and at whatever end.
@@ -76,7 +73,6 @@ def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stag
 
     def renewed():
         now = held.get(key)
-        assert now is not None
         assert now.id == lease.id
         return now.held_for > 2 * 6  # Twice its ttl.
 

@@ -1,14 +1,11 @@
 """unique_queued: of the calls with one key, one waits in the broker's queue."""
 
-from __future__ import annotations
-
 import inspect
 import signal
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -30,9 +27,6 @@ from tests.celery.project import PATIENCE
 from tests.celery.project.app import make_app, schema
 from tests.celery.project.tasks import Order
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
 

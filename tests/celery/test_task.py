@@ -12,7 +12,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -49,9 +49,6 @@ from tests.support.calls import counted_calls
 from tests.support.celery_app import EAGER, celery_app, current
 from tests.support.processes import python, say
 
-if TYPE_CHECKING:
-    pass
-
 _names = count(1)
 
 
@@ -84,7 +81,6 @@ def make(function=None, /, *args, **options):
 
     def body(*args, **kwargs):
         lease = current_lease()
-        assert lease is not None
         return lease.name
 
     function = function or body
@@ -397,7 +393,6 @@ class TestConflict:
     def test_the_template_of_a_lock_that_no_format_names_is_the_task(self, redislock, key):
         def body(number):
             lease = current_lease()
-            assert lease is not None
             return lease.template
 
         task = make(body, key=key)
@@ -516,7 +511,6 @@ class TestRecords:
         assert (record.name, record.alias, record.skips) == ("division", "default", 2)
         runs = (record.last_success, record.last_failure, record.last_skip)
         assert [run and run.owner.task_id for run in runs] == ["success", "failure", "last skip"]
-        assert record.last_skip is not None
         assert (record.last_skip.why, record.last_skip.lasted) == ("busy", None)
 
     def test_a_success_ends_the_count_of_skips(self, redislock):
@@ -525,7 +519,6 @@ class TestRecords:
             task.delay()
         task.delay()
         record = held.record("lottery")
-        assert record is not None
         assert record.skips == 0
 
     def test_a_lock_of_no_task_has_no_record(self, redislock):
@@ -568,7 +561,6 @@ class TestUnstarted:
             with pytest.raises(TypeError, match=f"draw.* has returned, but its {what} would run"):
                 running(task, how)()
         record = held.record("lottery")
-        assert record is not None
         assert record.last_success is None
         assert record.last_failure is not None
 
@@ -624,8 +616,6 @@ class TestAfterASuccess:
         assert logged.levelno == logging.INFO
         assert f"lock 'lottery' is {says} {by}, {duration(ago)} ago" in logged.message
         record = held.record("lottery")
-        assert record is not None
-        assert record.last_skip is not None
         assert (record.last_skip.why, record.skips) == (skipped, 1)
 
     def test_a_function_is_told_whether_anybody_holds_it(self, redislock):
@@ -1150,7 +1140,6 @@ def test_a_run_is_a_short_one(locks, spawn):
 def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks):
     def body(order):
         lease = current_lease()
-        assert lease is not None
         lease.ensure_held(verify=True)
         return lease.fence
 

@@ -1,17 +1,10 @@
 """@single_instance_task in a real worker: four processes, a real broker, a real result backend."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from celery import chain, chord, group
 
 from django_redislock import LockLost, LockTimeout, distributed_lock, held
 from tests.celery.project import PATIENCE
-
-if TYPE_CHECKING:
-    pass
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.usefixtures("worker")
@@ -39,7 +32,6 @@ def test_a_plain_task_owns_the_lock_that_its_body_takes(stage):
     sent = stage.send("plain", key, hold=True)
     stage.wait_for(key, "start")
     lock = held.get(key)
-    assert lock is not None
     assert lock.owner.task == "tests.celery.project.tasks.plain"
     with pytest.raises(LockTimeout, match=sent.id):
         distributed_lock(key, wait=0).__enter__()
@@ -171,7 +163,6 @@ def test_a_loss_calls_on_lost_and_with_abort_on_lost_ends_the_body_as_the_result
     sent = stage.send("aborting", key)
     stage.wait_for(key, "start")
     lock = held.get(key)
-    assert lock is not None
     assert held.force_release(key, lock.id, by="a test")
     assert stage.wait_for(key, "lost")["reason"] == "forced"
     stage.open_gate(key)

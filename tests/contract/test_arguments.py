@@ -1,10 +1,7 @@
 """Arguments are checked where they are written, before any server is asked."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -17,10 +14,6 @@ from django_redislock.rules.arguments import database, part
 from django_redislock.rules.keys import lock_keys
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
-    from tests.support.ways import Way
 
 TEN_YEARS = timedelta(days=3650).total_seconds()
 NO_DURATIONS = ["5", b"5", True, [5], math.nan, -1, -0.001, timedelta(days=-1)]
@@ -94,7 +87,7 @@ def test_an_unknown_alias_is_named_with_those_that_are_known(place):
 
 
 @both_ways
-async def test_seconds_and_timedeltas_say_the_same(way: Way, place: Place) -> None:
+async def test_seconds_and_timedeltas_say_the_same(way, place):
     for ttl in (30, 30.0, timedelta(seconds=30)):
         async with way.entered(distributed_lock("lottery", ttl=ttl)) as lease:
             assert lease.ttl == 30.0
@@ -105,7 +98,7 @@ async def test_seconds_and_timedeltas_say_the_same(way: Way, place: Place) -> No
 
 
 @both_ways
-async def test_none_means_the_setting(way: Way, place: Place) -> None:
+async def test_none_means_the_setting(way, place):
     place.configure(TTL=30, MAX_HOLD=20, WAIT=0)
     async with way.entered(distributed_lock("lottery", ttl=None, max_hold=None)) as lease:
         assert lease.ttl == 30.0
@@ -115,7 +108,7 @@ async def test_none_means_the_setting(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_an_argument_wins_over_the_setting(way: Way, place: Place) -> None:
+async def test_an_argument_wins_over_the_setting(way, place):
     place.configure(TTL=30, WAIT=math.inf)
     async with way.entered(distributed_lock("lottery", ttl=40)) as lease:
         assert lease.ttl == 40.0

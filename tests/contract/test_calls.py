@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from asgiref.sync import SyncToAsync
@@ -30,9 +30,6 @@ from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, Owner
 from tests.support.others import against_rival, queued, release_form, rival
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 PACKAGE = str(Path(django_redislock.__file__).parent)
 WARM = 20  # Cycles after which nothing is done for the first time.

@@ -1,12 +1,9 @@
 """A wait that can never end says so: the youngest wait of a circle, after a second."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,12 +15,7 @@ from tests.support.others import add_rival, queued
 from tests.support.processes import hear, say
 from tests.support.stored import is_left_clean, keys_of
 from tests.support.waiting import HUNG, await_until, wait_until
-from tests.support.ways import Blocking, Sync, Way, both_ways
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.support.backends import Place
-    from tests.support.proxy import Proxy
+from tests.support.ways import Blocking, Sync, both_ways
 
 pytestmark = [
     pytest.mark.waits,
@@ -33,7 +25,7 @@ pytestmark = [
 
 @in_turn
 @both_ways
-async def test_of_two_who_wait_for_each_other_the_younger_is_told(way: Way, place: Place) -> None:
+async def test_of_two_who_wait_for_each_other_the_younger_is_told(way, place):
     place.configure(TTL=30, WAIT=HUNG)
     begun = time.monotonic()
     elder, younger = await outcomes_of(Ring(way, "a", "b").start())
@@ -51,7 +43,7 @@ async def test_of_two_who_wait_for_each_other_the_younger_is_told(way: Way, plac
 
 
 @both_ways
-async def test_three_in_a_circle(way: Way, locks: Locks) -> None:
+async def test_three_in_a_circle(way, locks):
     locks.configure(TTL=30, WAIT=HUNG)
     one, two, three = await outcomes_of(Ring(way, "a", "b", "c").start())
     assert (one, two) == ("went on", "went on")
@@ -59,9 +51,7 @@ async def test_three_in_a_circle(way: Way, locks: Locks) -> None:
 
 
 @both_ways
-async def test_one_who_has_some_of_several_names_and_waits_for_the_rest(
-    way: Way, locks: Locks
-) -> None:
+async def test_one_who_has_some_of_several_names_and_waits_for_the_rest(way, locks):
     locks.configure(TTL=30, WAIT=HUNG)
     entered = set()
 
@@ -109,7 +99,7 @@ async def test_threads_and_tasks_of_one_process_are_holders_of_their_own(locks):
 
 
 @both_ways
-async def test_waits_that_converge_are_left_alone(way: Way, locks: Locks) -> None:
+async def test_waits_that_converge_are_left_alone(way, locks):
     locks.configure(TTL=30, WAIT=HUNG)
     entered = set()
 
@@ -133,9 +123,7 @@ async def test_waits_that_converge_are_left_alone(way: Way, locks: Locks) -> Non
 
 @pytest.mark.parametrize("both_wait", [True, False])
 @both_ways
-async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
-    way: Way, locks: Locks, both_wait: bool
-) -> None:
+async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(way, locks, both_wait):
     locks.configure(TTL=30, WAIT=HUNG)
     holding = set()
     told = threading.Event()
@@ -289,9 +277,7 @@ def test_a_circle_may_cross_aliases(locks, settings):
 
 
 @both_ways
-async def test_a_waiter_that_holds_nothing_asks_nothing_more(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
+async def test_a_waiter_that_holds_nothing_asks_nothing_more(way, locks, proxy):
     locks.on(proxy, TTL=30, WAIT=HUNG)
 
     async def waits():
@@ -316,7 +302,7 @@ def notes(locks):
 
 
 @both_ways
-async def test_a_wait_that_has_run_out_is_noted_no_more(way: Way, locks: Locks) -> None:
+async def test_a_wait_that_has_run_out_is_noted_no_more(way, locks):
     locks.configure(TTL=30)
     goal = distributed_lock("goal")
     assert Blocking().begin(goal).result(HUNG)

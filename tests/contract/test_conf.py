@@ -1,13 +1,10 @@
 """The REDISLOCK setting: what is wrong is named, with the key; changes take effect at once."""
 
-from __future__ import annotations
-
 import math
 import re
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -26,13 +23,6 @@ from tests.support.matrix import everywhere
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
-    from tests.support.backends import Place
-    from tests.support.ways import Way
 
 # --- defaults ------------------------------------------------------------------------------------
 
@@ -248,8 +238,8 @@ NOWHERE = [
     ("setting", "says"), [one[1:] for one in NOWHERE], ids=[one[0] for one in NOWHERE]
 )
 async def test_a_setting_that_names_no_server_never_leads_to_this_machine(
-    way: Way, settings: Settings, setting: Any, says: str
-) -> None:
+    way, settings, setting, says
+):
     settings.DEBUG = False
     if setting is None:
         del settings.REDISLOCK
@@ -451,7 +441,7 @@ def test_a_setting_that_is_no_dictionary_is_refused(settings, setting):
 
 
 @both_ways
-async def test_a_changed_setting_takes_effect_at_once(way: Way, place: Place) -> None:
+async def test_a_changed_setting_takes_effect_at_once(way, place):
     lock = distributed_lock("lottery")
     async with way.entered(lock) as lease:
         assert lease.ttl == 10
@@ -493,12 +483,11 @@ def test_another_setting_changes_nothing(place):
 
 @pytest.mark.waits
 @both_ways
-async def test_a_held_lease_stays_with_the_backend_that_granted_it(way: Way, place: Place) -> None:
+async def test_a_held_lease_stays_with_the_backend_that_granted_it(way, place):
     before = place.setting()
     lock = distributed_lock("lottery", ttl=6)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     with override_settings(REDISLOCK={"default": {**IN_MEMORY, "KEY_PREFIX": "elsewhere"}}):
         # There the lock is free, and here it goes on being renewed.
         assert held.get("lottery") is None
@@ -514,7 +503,7 @@ async def test_a_held_lease_stays_with_the_backend_that_granted_it(way: Way, pla
 @pytest.mark.waits
 @everywhere
 @both_ways
-async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks: Locks) -> None:
+async def test_the_connections_of_a_forgotten_setting_are_closed(way, locks):
     def connections():
         return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
 
@@ -522,7 +511,6 @@ async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks
     kept = distributed_lock("lottery", ttl=6)
     assert await way.acquire(kept)
     lease = kept.lease
-    assert lease is not None
     await way.until(lambda: lease.renewals)  # By the watchdog's own connection.
     locks.configure(OPTIONS={})
     assert lease.held
@@ -541,7 +529,6 @@ def test_aliases_keep_their_locks_apart(place, settings):
     }
     with distributed_lock("lottery"), distributed_lock("lottery", wait=0, using="other"):
         seen = held.get("lottery", using="other")
-        assert seen is not None
         assert seen.alias == "other"
 
 

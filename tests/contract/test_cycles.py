@@ -10,7 +10,6 @@ import asyncio
 import gc
 from contextlib import contextmanager, suppress
 from types import CoroutineType, FrameType, GeneratorType, TracebackType
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.urls import reverse
@@ -35,18 +34,6 @@ from tests.support.matrix import QUORUM, UNSCRIPTED, everywhere, needs_scripts
 from tests.support.others import held_by_other, waiters
 from tests.support.stored import keys_of
 from tests.support.ways import WAYS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django.test import Client
-
-    from tests.conftest import Locks
-    from tests.support.backends import Place
-    from tests.support.proxy import Proxy
-    from tests.support.quorums import MakeQuorum
-    from tests.support.ways import Way
-
 
 # What a list of locks is made of. Django's change list leaves a cycle with it, whatever it lists.
 ROWS = ("django_redislock.admin.", "django_redislock.held_lock", "django_redislock.rules.stored")
@@ -229,9 +216,7 @@ def note(lease):
 @everywhere
 @pytest.mark.parametrize("work", WAYS_OF_LOCKS, ids=lambda work: work.__name__)
 @by_each_way
-def test_no_way_of_a_lock_leaves_a_cycle(
-    way: Way, place: Place, work: Callable[[Way, Place], Any]
-) -> None:
+def test_no_way_of_a_lock_leaves_a_cycle(way, place, work):
     way.run(work(way, place))  # What is made once stays.
     with no_cycle():
         way.run(work(way, place))
@@ -263,9 +248,7 @@ async def release_in_vain(way, proxy):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("fault", ["refuse", "blackhole"])
 @by_each_way
-def test_a_server_that_cannot_be_reached_leaves_no_cycle(
-    way: Way, fault: str, host: str, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_server_that_cannot_be_reached_leaves_no_cycle(way, fault, host, locks, proxy):
     locks.on(proxy, OPTIONS={"socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
     locks.configure(LOCATION=f"redis://{host}:{proxy.port}/0")
     getattr(proxy, fault)()
@@ -279,8 +262,8 @@ def test_a_server_that_cannot_be_reached_leaves_no_cycle(
 )
 @by_each_way
 def test_nodes_and_sentinels_that_cannot_be_reached_leave_no_cycle(
-    way: Way, backend: str, options: dict[str, Any], locks: Locks, proxy: Proxy
-) -> None:
+    way, backend, options, locks, proxy
+):
     proxy.refuse()
     locks.configure(
         BACKEND=f"django_redislock.backends.{backend}",
@@ -295,9 +278,7 @@ def test_nodes_and_sentinels_that_cannot_be_reached_leave_no_cycle(
 
 @pytest.mark.parametrize("action", ["cut_before", "cut_after", "hang_before"])
 @by_each_way
-def test_a_command_that_fails_leaves_no_cycle(
-    way: Way, action: str, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_command_that_fails_leaves_no_cycle(way, action, locks, proxy):
     locks.on(proxy, OPTIONS={"socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
     way.run(taken_once(way))
     proxy.rule("EVALSHA", action, times=None)
@@ -311,9 +292,7 @@ async def taken_once(way):
 
 
 @by_each_way
-def test_a_release_that_is_not_answered_leaves_no_cycle(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
+def test_a_release_that_is_not_answered_leaves_no_cycle(way, locks, proxy):
     locks.on(proxy, OPTIONS={"socket_timeout": 0.2})
     way.run(release_in_vain(way, proxy))
     with no_cycle():
@@ -321,7 +300,7 @@ def test_a_release_that_is_not_answered_leaves_no_cycle(
 
 
 @by_each_way
-def test_a_refusal_leaves_no_cycle(way: Way, locks: Locks) -> None:
+def test_a_refusal_leaves_no_cycle(way, locks):
     name = "lottery"
     locks.redis.lpush(keys_of(locks, name).lock, "a list")
     way.run(ask_in_vain(way))
@@ -330,7 +309,7 @@ def test_a_refusal_leaves_no_cycle(way: Way, locks: Locks) -> None:
 
 
 @by_each_way
-def test_a_quorum_without_a_majority_leaves_no_cycle(way: Way, make_quorum: MakeQuorum) -> None:
+def test_a_quorum_without_a_majority_leaves_no_cycle(way, make_quorum):
     quorum = make_quorum()
     quorum.configure(socket_timeout=0.2, UNAVAILABLE_AFTER=0)
     way.run(taken_once(way))
@@ -345,7 +324,7 @@ def test_a_quorum_without_a_majority_leaves_no_cycle(way: Way, make_quorum: Make
 
 
 @needs_scripts
-def test_leaders_and_batons_leave_no_cycle(place: Place) -> None:
+def test_leaders_and_batons_leave_no_cycle(place):
     def work():
         with leadership("lead") as term:
             term.beat()
@@ -366,7 +345,7 @@ def test_leaders_and_batons_leave_no_cycle(place: Place) -> None:
 
 
 @needs_scripts
-def test_permits_leave_no_cycle(place: Place) -> None:
+def test_permits_leave_no_cycle(place):
     def work():
         lock = distributed_lock("lottery", limit=1, wait=0.1)
         with held_by_other("lottery", limit=1):
@@ -381,7 +360,7 @@ def test_permits_leave_no_cycle(place: Place) -> None:
 
 @needs_scripts
 @by_each_way
-def test_a_job_leaves_no_cycle(way: Way, place: Place) -> None:
+def test_a_job_leaves_no_cycle(way, place):
     def body(number):
         return 1 / number
 
@@ -400,7 +379,7 @@ def test_a_job_leaves_no_cycle(way: Way, place: Place) -> None:
 
 
 @needs_scripts
-def test_a_task_leaves_no_cycle(place: Place) -> None:
+def test_a_task_leaves_no_cycle(place):
     with celery_app(**EAGER):
 
         @single_instance_task(key="task", name="task")
@@ -442,7 +421,7 @@ def test_receivers_of_signals_leave_no_cycle(place):
 
 @needs_scripts
 @pytest.mark.django_db
-def test_the_admin_leaves_no_cycle(place: Place, admin_client: Client) -> None:
+def test_the_admin_leaves_no_cycle(place, admin_client):
     def work():
         with distributed_lock("lottery"):
             page = admin_client.get(reverse("admin:django_redislock_heldlock_changelist"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from asgiref.sync import markcoroutinefunction, sync_to_async
@@ -15,12 +16,6 @@ from tests.support.matrix import needs_scripts
 from tests.support.others import held_by_other
 from tests.support.processes import python
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.backends import Place
-    from tests.support.ways import Way
 
 pytestmark = needs_scripts
 
@@ -33,7 +28,7 @@ def held_names():
 
 
 @both_ways
-async def test_each_call_is_made_under_the_lock(way: Way, place: Place) -> None:
+async def test_each_call_is_made_under_the_lock(way, place):
     draw = distributed_lock("lottery")(way.function(held_names))
     assert await way.call(draw) == ["lottery"]
     assert await way.call(draw) == ["lottery"]
@@ -41,14 +36,14 @@ async def test_each_call_is_made_under_the_lock(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_a_call_that_cannot_have_the_lock_raises_lock_timeout(way: Way, place: Place) -> None:
+async def test_a_call_that_cannot_have_the_lock_raises_lock_timeout(way, place):
     draw = distributed_lock("lottery", wait=0)(way.function(held_names))
     with held_by_other("lottery"), pytest.raises(LockTimeout, match="'lottery' is busy"):
         await way.call(draw)
 
 
 @both_ways
-async def test_what_the_function_raises_goes_through(way: Way, place: Place) -> None:
+async def test_what_the_function_raises_goes_through(way, place):
     def fail():
         raise ZeroDivisionError("of the body")
 
@@ -105,20 +100,14 @@ def by_object(report):
     ],
 )
 async def test_the_name_is_made_of_the_arguments(
-    way: Way,
-    place: Place,
-    template: str,
-    function: Callable[..., list[str]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str,
-) -> None:
+    way, place, template, function, args, kwargs, name
+):
     decorated = distributed_lock(template)(way.function(function))
     assert await way.call(decorated, *args, **kwargs) == [name]
 
 
 @both_ways
-async def test_a_method_is_locked_by_its_object(way: Way, place: Place) -> None:
+async def test_a_method_is_locked_by_its_object(way, place):
     class Shelf:
         def __init__(self, number):
             self.number = number
@@ -129,9 +118,7 @@ async def test_a_method_is_locked_by_its_object(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_a_wrong_call_raises_type_error_as_without_the_decorator(
-    way: Way, place: Place
-) -> None:
+async def test_a_wrong_call_raises_type_error_as_without_the_decorator(way, place):
     decorated = distributed_lock("report:{report_id}")(way.function(by_position))
     with pytest.raises(TypeError, match="report_id"):
         await way.call(decorated)
@@ -139,7 +126,7 @@ async def test_a_wrong_call_raises_type_error_as_without_the_decorator(
 
 
 @both_ways
-async def test_the_name_is_checked_after_formatting(way: Way, place: Place) -> None:
+async def test_the_name_is_checked_after_formatting(way, place):
     decorated = distributed_lock("report:{report_id}")(way.function(by_position))
     with pytest.raises(InvalidLockName, match="control characters"):
         await way.call(decorated, "7\nFAKE LOG LINE")
@@ -157,8 +144,8 @@ def test_a_field_that_is_no_argument_is_an_error_where_it_is_written():
 @both_ways
 @pytest.mark.parametrize(("template", "absent"), [("v:{zk}", "zk"), ("v:{rest[pk]}", "rest")])
 async def test_a_field_that_the_call_has_not_is_named_with_those_that_it_has(
-    way: Way, place: Place, template: str, absent: str
-) -> None:
+    way, place, template, absent
+):
     def view(request, **rest):
         raise AssertionError("It must not be called.")
 
@@ -174,7 +161,7 @@ def test_a_template_that_is_no_format_string_is_an_error_where_it_is_written(tem
 
 
 @both_ways
-async def test_braces_are_fields_only_in_the_decorator(way: Way, place: Place) -> None:
+async def test_braces_are_fields_only_in_the_decorator(way, place):
     async with way.entered(distributed_lock("report:{report_id}")) as lease:
         assert lease.name == "report:{report_id}"
         assert held_names() == ["report:{report_id}"]
@@ -211,7 +198,7 @@ def test_a_decorated_coroutine_function_is_one():
 
 
 @both_ways
-async def test_a_function_that_calls_itself_needs_reentrant(way: Way, place: Place) -> None:
+async def test_a_function_that_calls_itself_needs_reentrant(way, place):
     if way.name == "sync":
 
         def deep(levels):
@@ -276,9 +263,7 @@ WORK_TO_DO = [_in_the_body, _yields, _ayields]
 
 @both_ways
 @pytest.mark.parametrize("work", WORK_TO_DO)
-async def test_a_result_with_work_still_to_do_is_refused(
-    way: Way, place: Place, work: Callable[[], Any]
-) -> None:
+async def test_a_result_with_work_still_to_do_is_refused(way, place, work):
     def later():
         return work()
 

@@ -1,12 +1,9 @@
 """A lease whose renewals are unanswered tells so while there is time, once in each danger."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +12,6 @@ from tests.contract.test_signals import received
 from tests.support.faults import slack
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.support.proxy import Proxy
-    from tests.support.ways import Way
 
 pytestmark = pytest.mark.waits
 
@@ -33,9 +25,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @both_ways
-async def test_each_danger_is_told_once_while_the_lease_is_held(
-    way: Way, locks: Locks, proxy: Proxy, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_each_danger_is_told_once_while_the_lease_is_held(way, locks, proxy, kind, caplog):
     locks.on(proxy)
     told = []
 
@@ -70,16 +60,13 @@ async def test_each_danger_is_told_once_while_the_lease_is_held(
 
 
 @both_ways
-async def test_who_asks_late_is_told_at_once_and_left_says_how_early(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
+async def test_who_asks_late_is_told_at_once_and_left_says_how_early(way, locks, proxy):
     locks.on(proxy)
     told = []
     lock = distributed_lock("lottery", ttl=TTL)
     with suppress(LockLost):  # A slow machine may renew too late.
         assert await way.acquire(lock)
         lease = lock.lease
-        assert lease is not None
         lease.on_endangered(lambda lease: told.append(("late", lease.expires_in)), left=0.2)
         lease.on_endangered(lambda lease: told.append(("early", lease.expires_in)), left=0.6)
         proxy.blackhole()
@@ -101,7 +88,6 @@ def test_what_ends_as_planned_is_in_no_danger(locks, proxy):
     lock = distributed_lock("lottery", ttl=1, renew=False)
     assert lock.acquire()
     lease = lock.lease
-    assert lease is not None
     lease.on_endangered(told.append, left=0.99)
     proxy.blackhole()
     lost = threading.Event()

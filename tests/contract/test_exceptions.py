@@ -1,11 +1,8 @@
 """The errors: one tree, sentences that name the lock, and data that travels."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,10 +19,6 @@ from django_redislock import (
 from django_redislock.rules.keys import lock_keys
 from tests.support.matrix import everywhere, on_servers
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.support.backends import ServerPlace
-    from tests.support.ways import Way
 
 ERRORS = [
     LockTimeout("lottery", "host:1 draw", 2.34),
@@ -122,7 +115,7 @@ def test_errors_read_as_sentences(error, sentence):
 @on_servers
 @both_ways
 @pytest.mark.no_permit("the other permit may be had later")
-async def test_a_key_of_the_wrong_type_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
+async def test_a_key_of_the_wrong_type_is_unavailable_at_once(way, place):
     place.locks.redis.lpush(_lock_key(place), "not ours")
     with pytest.raises(LockUnavailable, match=r"'lottery'.*WRONGTYPE") as raised:
         await way.acquire(distributed_lock("lottery", wait=60))
@@ -134,7 +127,7 @@ async def test_a_key_of_the_wrong_type_is_unavailable_at_once(way: Way, place: S
 @on_servers
 @both_ways
 @pytest.mark.no_permit("the other permit may be had later")
-async def test_a_key_without_expiry_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
+async def test_a_key_without_expiry_is_unavailable_at_once(way, place):
     place.locks.redis.set(_lock_key(place), "not ours")
     with pytest.raises(LockUnavailable, match=r"'lottery'.*no expiry"):
         await way.acquire(distributed_lock("lottery", wait=60))
@@ -144,7 +137,7 @@ async def test_a_key_without_expiry_is_unavailable_at_once(way: Way, place: Serv
 @everywhere
 @on_servers
 @both_ways
-async def test_a_foreign_key_with_expiry_is_busy(way: Way, place: ServerPlace) -> None:
+async def test_a_foreign_key_with_expiry_is_busy(way, place):
     place.locks.redis.set(_lock_key(place), "not ours", px=60_000)
     with pytest.raises(LockTimeout, match="'lottery' is busy: held by unknown"):
         async with way.entered(distributed_lock("lottery", wait=0)):
@@ -155,7 +148,7 @@ async def test_a_foreign_key_with_expiry_is_busy(way: Way, place: ServerPlace) -
 @everywhere
 @on_servers
 @both_ways
-async def test_a_wrong_password_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
+async def test_a_wrong_password_is_unavailable_at_once(way, place):
     place.configure(OPTIONS={"username": "unknown", "password": "hunter2"})
     with pytest.raises(LockUnavailable, match="'lottery'") as raised:
         await way.acquire(distributed_lock("lottery", wait=60))
@@ -167,7 +160,7 @@ async def test_a_wrong_password_is_unavailable_at_once(way: Way, place: ServerPl
 @everywhere
 @on_servers
 @both_ways
-async def test_missing_rights_are_unavailable_at_once(way: Way, place: ServerPlace) -> None:
+async def test_missing_rights_are_unavailable_at_once(way, place):
     rules = ("on", ">reader", "~*", "&*", "-@all", "+@connection")
     place.locks.redis.execute_command("ACL", "SETUSER", "reader", *rules)
     place.configure(OPTIONS={"username": "reader", "password": "reader"})
@@ -178,7 +171,7 @@ async def test_missing_rights_are_unavailable_at_once(way: Way, place: ServerPla
 
 @pytest.mark.proves("P4", "R13")
 @both_ways
-async def test_no_server_at_all_is_unavailable_not_busy(way: Way) -> None:
+async def test_no_server_at_all_is_unavailable_not_busy(way):
     # The settings of the suite name an address where nothing listens.
     with pytest.raises(LockUnavailable, match="'lottery'") as raised:
         await way.acquire(distributed_lock("lottery", wait=0))

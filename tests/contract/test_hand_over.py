@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.signing import Signer
@@ -30,10 +29,6 @@ from tests.support.servers import KIND
 from tests.support.waiting import HUNG, await_until
 from tests.support.ways import both_ways, in_thread
 
-if TYPE_CHECKING:
-    from tests.support.backends import Place
-    from tests.support.ways import Way
-
 pytestmark = places(KIND, MEMORY)
 NAME = "order:{7}"  # No template here.
 
@@ -54,9 +49,7 @@ def baton_of(within=HUNG, **options):
 
 @places(KIND, MEMORY, CLUSTER)
 @both_ways
-async def test_a_waiter_gets_the_lock_after_who_takes_it_up_and_not_between(
-    way: Way, place: Place
-) -> None:
+async def test_a_waiter_gets_the_lock_after_who_takes_it_up_and_not_between(way, place):
     async def wait():
         async with way.entered(distributed_lock(NAME, wait=HUNG)) as lease:
             return lease.fence
@@ -81,9 +74,7 @@ async def test_a_waiter_gets_the_lock_after_who_takes_it_up_and_not_between(
 
 
 @both_ways
-async def test_what_nobody_takes_up_goes_to_the_next_waiter(
-    way: Way, place: Place, if_rung: float
-) -> None:
+async def test_what_nobody_takes_up_goes_to_the_next_waiter(way, place, if_rung):
     async def wait():
         async with way.entered(distributed_lock(NAME, wait=HUNG)) as lease:
             return time.monotonic() if lease.held else 0.0
@@ -112,7 +103,7 @@ def test_an_acquire_finds_by_itself_that_nobody_took_it_up(place):
 @pytest.mark.as_permit
 @places(KIND, MEMORY, CLUSTER)
 @both_ways
-async def test_it_is_taken_up_once(way: Way, place: Place) -> None:
+async def test_it_is_taken_up_once(way, place):
     async with way.entered(distributed_lock(NAME)) as lease:
         baton = await handed_over(way, lease)
 
@@ -151,7 +142,7 @@ def test_a_function_has_no_baton(place):
 
 
 @both_ways
-async def test_for_the_giver_it_is_over_and_ended_well(way: Way, place: Place) -> None:
+async def test_for_the_giver_it_is_over_and_ended_well(way, place):
     released = []
 
     def note(success, **kwargs):
@@ -160,7 +151,6 @@ async def test_for_the_giver_it_is_over_and_ended_well(way: Way, place: Place) -
     lock = distributed_lock(NAME, min_hold=60)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     with pytest.raises(ValueError, match="within must be at least"):
         await handed_over(way, lease, within=0)
     assert lease.held
@@ -200,7 +190,6 @@ def test_a_run_keeps_its_lease_which_notes_its_end(place):
     @single_instance("import")
     def work() -> None:
         lease = current_lease()
-        assert lease is not None
         with pytest.raises(LockMisuse, match="run of a job"):
             lease.hand_over()
         lease.ensure_held(verify=True)
@@ -224,7 +213,7 @@ def test_a_transaction_ends_first_and_its_lock_may_be_given_on_commit(place):
 
 
 @places(QUORUM)
-def test_a_quorum_hands_nothing_over(place: Place) -> None:
+def test_a_quorum_hands_nothing_over(place):
     with distributed_lock(NAME) as lease:
         with pytest.raises(LockMisuse, match="none of them decides alone"):
             lease.hand_over()
@@ -232,7 +221,7 @@ def test_a_quorum_hands_nothing_over(place: Place) -> None:
 
 
 @places(UNSCRIPTED)
-def test_without_scripts_nothing_is_handed_over(place: Place) -> None:
+def test_without_scripts_nothing_is_handed_over(place):
     with distributed_lock(NAME) as lease, pytest.raises(LockUnavailable, match="need EVAL"):
         lease.hand_over()
     assert not distributed_lock(NAME).locked()
@@ -244,7 +233,6 @@ def test_without_scripts_nothing_is_handed_over(place: Place) -> None:
 def test_operators_see_that_it_was_handed_over_and_may_end_that(place):
     baton = baton_of(within=60)
     found = held.get(NAME)
-    assert found is not None
     assert (found.state, found.shown_state, found.handed_over) == ("held", "handed over", True)
     assert found.note.startswith("Handed over to whoever takes it up, until ")
     assert found.ends == "unless it is taken up"

@@ -1,10 +1,7 @@
 """max_hold ends a lease that is renewed for ever; min_hold keeps a lock after its work is done."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,21 +12,16 @@ from tests.support.others import waiters
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
-if TYPE_CHECKING:
-    from tests.support.backends import Place
-    from tests.support.ways import Way
-
 # --- max_hold ------------------------------------------------------------------------------------
 
 
 @pytest.mark.waits
 @both_ways
-async def test_a_lease_is_renewed_until_max_hold_and_not_longer(way: Way, place: Place) -> None:
+async def test_a_lease_is_renewed_until_max_hold_and_not_longer(way, place):
     lock = distributed_lock("lottery", ttl=4.5, max_hold=6)
     with takes(at_least=5.8, at_most=6):
         assert await way.acquire(lock)
         lease = lock.lease
-        assert lease is not None
         await way.until(lambda: not lease.held)
     assert lease.lost_reason == "expired"
     assert await way.acquire(distributed_lock("lottery", wait=HUNG))
@@ -38,7 +30,7 @@ async def test_a_lease_is_renewed_until_max_hold_and_not_longer(way: Way, place:
 
 
 @both_ways
-async def test_a_block_that_outlives_max_hold_raises_lock_lost(way: Way, place: Place) -> None:
+async def test_a_block_that_outlives_max_hold_raises_lock_lost(way, place):
     with pytest.raises(LockLost, match="'lottery'"):
         async with way.entered(distributed_lock("lottery", max_hold=1)) as lease:
             await way.until(lambda: not lease.held)
@@ -54,13 +46,7 @@ async def test_a_block_that_outlives_max_hold_raises_lock_lost(way: Way, place: 
     ],
     ids=str,
 )
-async def test_a_loss_names_the_setting_that_ended_the_lease(
-    way: Way,
-    place: Place,
-    options: dict[str, Any],
-    over: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_loss_names_the_setting_that_ended_the_lease(way, place, options, over, caplog):
     lock = distributed_lock("lottery", **options)
     with pytest.raises(LockLost, match=over) as lost:  # noqa: PT012
         async with way.entered(lock) as lease:
@@ -70,24 +56,22 @@ async def test_a_loss_names_the_setting_that_ended_the_lease(
 
 
 @both_ways
-async def test_max_hold_below_ttl_shortens_the_first_grant(way: Way, place: Place) -> None:
+async def test_max_hold_below_ttl_shortens_the_first_grant(way, place):
     limit = timedelta(seconds=5)
     async with way.entered(distributed_lock("lottery", ttl=10, max_hold=limit)) as lease:
         assert lease.ttl == 10
         assert 0 < lease.expires_in <= 5
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert 0 < seen.expires_in <= 5
 
 
 @both_ways
-async def test_the_last_renewal_is_shortened_to_end_at_max_hold(way: Way, place: Place) -> None:
+async def test_the_last_renewal_is_shortened_to_end_at_max_hold(way, place):
     async with way.entered(distributed_lock("lottery", ttl=20, max_hold=20.2)) as lease:
         await way.sleep(0.5)
         await way.renew(lease)
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         # Not 20, which would be 0.3 too long.
         assert seen.expires_in <= 19.7
@@ -96,11 +80,10 @@ async def test_the_last_renewal_is_shortened_to_end_at_max_hold(way: Way, place:
 
 
 @both_ways
-async def test_renewing_past_max_hold_raises_lock_lost(way: Way, place: Place) -> None:
+async def test_renewing_past_max_hold_raises_lock_lost(way, place):
     lock = distributed_lock("lottery", ttl=5, max_hold=1)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     await way.until(lambda: not lease.held)
     with pytest.raises(LockLost):
         await way.renew(lease)
@@ -113,7 +96,7 @@ async def test_renewing_past_max_hold_raises_lock_lost(way: Way, place: Place) -
 
 @pytest.mark.waits
 @both_ways
-async def test_after_a_success_the_lock_cools_until_min_hold(way: Way, place: Place) -> None:
+async def test_after_a_success_the_lock_cools_until_min_hold(way, place):
     # min_hold may well exceed the ttl.
     lock = distributed_lock("lottery", ttl=4, min_hold=5, wait=0)
     start = time.monotonic()
@@ -123,7 +106,6 @@ async def test_after_a_success_the_lock_cools_until_min_hold(way: Way, place: Pl
     assert await way.locked(lock)
     assert not await way.acquire(lock)
     seen = held.get("lottery")
-    assert seen is not None
     assert (seen.state, seen.id) == ("cooling", lease.id)
     await way.until(lambda: held.get("lottery") is None)
     assert time.monotonic() - start > 4.95
@@ -132,7 +114,7 @@ async def test_after_a_success_the_lock_cools_until_min_hold(way: Way, place: Pl
 
 
 @both_ways
-async def test_while_it_cools_the_holder_is_the_last_owner(way: Way, place: Place) -> None:
+async def test_while_it_cools_the_holder_is_the_last_owner(way, place):
     async with way.entered(distributed_lock("lottery", min_hold=60)) as lease:
         pass
     with pytest.raises(LockTimeout) as raised:
@@ -148,8 +130,8 @@ async def test_while_it_cools_the_holder_is_the_last_owner(way: Way, place: Plac
 @pytest.mark.parametrize("is_first", [True, False])
 @both_ways
 async def test_of_nested_acquires_each_success_counts_whichever_ends_last(
-    way: Way, place: Place, is_first: bool, names: tuple[str, ...]
-) -> None:
+    way, place, is_first, names
+):
     keeps = distributed_lock(*names, min_hold=60, reentrant=True)
     other = distributed_lock(*names, min_hold=0.001, reentrant=True)
     for success in (False, True):
@@ -166,7 +148,7 @@ async def test_of_nested_acquires_each_success_counts_whichever_ends_last(
 
 
 @both_ways
-async def test_min_hold_counts_from_the_grant(way: Way, place: Place) -> None:
+async def test_min_hold_counts_from_the_grant(way, place):
     async with way.entered(distributed_lock("lottery", min_hold=0.1)):
         start = time.monotonic()  # Not before: on a busy machine the way to the grant is long.
         await way.until(lambda: time.monotonic() - start > 0.15)
@@ -174,7 +156,7 @@ async def test_min_hold_counts_from_the_grant(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_a_failure_skips_min_hold(way: Way, place: Place) -> None:
+async def test_a_failure_skips_min_hold(way, place):
     lock = distributed_lock("lottery", min_hold=60)
     with pytest.raises(ZeroDivisionError):
         async with way.entered(lock):
@@ -186,7 +168,7 @@ async def test_a_failure_skips_min_hold(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_release_counts_as_a_success(way: Way, place: Place) -> None:
+async def test_release_counts_as_a_success(way, place):
     lock = distributed_lock("lottery", min_hold=60)
     assert await way.acquire(lock)
     await way.release(lock)
@@ -194,7 +176,7 @@ async def test_release_counts_as_a_success(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_a_cooling_lock_cannot_be_brought_back(way: Way, place: Place) -> None:
+async def test_a_cooling_lock_cannot_be_brought_back(way, place):
     async with way.entered(distributed_lock("lottery", min_hold=60)) as lease:
         pass
     with pytest.raises(LockLost):
@@ -202,7 +184,6 @@ async def test_a_cooling_lock_cannot_be_brought_back(way: Way, place: Place) -> 
     with pytest.raises(LockLost):
         await way.ensure_held(lease, verify=True)
     seen = held.get("lottery")
-    assert seen is not None
     assert seen.state == "cooling"
 
 
@@ -210,9 +191,7 @@ async def test_a_cooling_lock_cannot_be_brought_back(way: Way, place: Place) -> 
 @everywhere
 @in_turn
 @both_ways
-async def test_who_waits_has_the_lock_as_soon_as_it_has_cooled(
-    way: Way, place: Place, if_rung: float
-) -> None:
+async def test_who_waits_has_the_lock_as_soon_as_it_has_cooled(way, place, if_rung):
     lock = distributed_lock("lottery", ttl=20, min_hold=3)
 
     async def wait():

@@ -1,11 +1,8 @@
 """Several locks as one: all are taken or none, whatever the order they are written in."""
 
-from __future__ import annotations
-
 import math
 import random
 import threading
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,12 +27,6 @@ from tests.support.stored import keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.support.backends import Place
-    from tests.support.proxy import Proxy
-    from tests.support.ways import Way
-
 FROM, TO = "account:1", "account:2"
 
 
@@ -48,7 +39,7 @@ async def is_locked(way, *names):
 
 @everywhere
 @both_ways
-async def test_the_block_holds_all_and_then_they_are_free(way: Way, place: Place) -> None:
+async def test_the_block_holds_all_and_then_they_are_free(way, place):
     lock = distributed_lock(TO, FROM, TO)
     async with way.entered(lock) as lease:
         assert isinstance(lease, Lease)
@@ -69,7 +60,7 @@ async def test_the_block_holds_all_and_then_they_are_free(way: Way, place: Place
 
 
 @both_ways
-async def test_if_one_is_taken_none_is(way: Way, place: Place) -> None:
+async def test_if_one_is_taken_none_is(way, place):
     for busy in (FROM, TO):
         with held_by_other(busy, ttl=60):
             assert not await way.acquire(distributed_lock(FROM, TO, wait=0))
@@ -83,7 +74,7 @@ async def test_if_one_is_taken_none_is(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_one_wait_is_for_all_together(way: Way, place: Place) -> None:
+async def test_one_wait_is_for_all_together(way, place):
     first, last = distributed_lock(FROM, ttl=60), distributed_lock("account:3", ttl=60)
     assert await way.acquire(first)
     assert await way.acquire(last)
@@ -101,7 +92,7 @@ async def test_one_wait_is_for_all_together(way: Way, place: Place) -> None:
 
 @in_turn
 @both_ways
-async def test_nobody_who_waits_for_a_lock_holds_a_later_one(way: Way, place: Place) -> None:
+async def test_nobody_who_waits_for_a_lock_holds_a_later_one(way, place):
     taken = distributed_lock(FROM, ttl=60)
     assert await way.acquire(taken)
 
@@ -147,7 +138,7 @@ def test_whatever_the_order_they_are_written_in_nobody_waits_for_ever(place):
 
 
 @both_ways
-async def test_acquire_and_release(way: Way, place: Place) -> None:
+async def test_acquire_and_release(way, place):
     lock = distributed_lock(FROM, TO)
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -160,7 +151,7 @@ async def test_acquire_and_release(way: Way, place: Place) -> None:
 
 @needs_scripts
 @both_ways
-async def test_the_fields_of_each_name_are_the_arguments(way: Way, place: Place) -> None:
+async def test_the_fields_of_each_name_are_the_arguments(way, place):
     def transfer(source, target=2):
         return sorted(lock.name for lock in held.list())
 
@@ -171,7 +162,7 @@ async def test_the_fields_of_each_name_are_the_arguments(way: Way, place: Place)
 
 
 @both_ways
-async def test_who_holds_one_of_them_already_is_told_so_at_once(way: Way, place: Place) -> None:
+async def test_who_holds_one_of_them_already_is_told_so_at_once(way, place):
     async with way.entered(distributed_lock(TO)):
         with pytest.raises(LockMisuse, match=f"{TO}.*holds it already"):
             await way.acquire(distributed_lock(FROM, TO))
@@ -179,7 +170,7 @@ async def test_who_holds_one_of_them_already_is_told_so_at_once(way: Way, place:
 
 
 @both_ways
-async def test_reentrant_nests_what_is_held_and_takes_the_rest(way: Way, place: Place) -> None:
+async def test_reentrant_nests_what_is_held_and_takes_the_rest(way, place):
     async with way.entered(distributed_lock(FROM)) as outer:
         async with way.entered(distributed_lock(TO, FROM, reentrant=True)) as lease:
             assert lease.fences[FROM] == outer.fence
@@ -192,7 +183,7 @@ async def test_reentrant_nests_what_is_held_and_takes_the_rest(way: Way, place: 
 
 @needs_scripts
 @both_ways
-async def test_min_hold_keeps_each_of_them(way: Way, place: Place) -> None:
+async def test_min_hold_keeps_each_of_them(way, place):
     async with way.entered(distributed_lock(FROM, TO, min_hold=60)):
         pass
     assert await is_locked(way, FROM, TO) == [True, True]
@@ -200,7 +191,7 @@ async def test_min_hold_keeps_each_of_them(way: Way, place: Place) -> None:
 
 @needs_scripts
 @both_ways
-async def test_operators_see_each_name_and_what_it_belongs_to(way: Way, place: Place) -> None:
+async def test_operators_see_each_name_and_what_it_belongs_to(way, place):
     async with way.entered(distributed_lock(TO, FROM)):
         assert {lock.name: lock.owner.names for lock in held.list()} == dict.fromkeys(
             (FROM, TO), f"{FROM}, {TO}"
@@ -213,12 +204,11 @@ async def test_operators_see_each_name_and_what_it_belongs_to(way: Way, place: P
 
 
 @both_ways
-async def test_with_one_of_them_all_is_lost(way: Way, place: Place) -> None:
+async def test_with_one_of_them_all_is_lost(way, place):
     lost = []
     lock = distributed_lock(FROM, TO)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(lost.append)
     for part in lease.parts:
         place.force_release(part)
@@ -235,9 +225,7 @@ async def test_with_one_of_them_all_is_lost(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(
-    way: Way, place: Place
-) -> None:
+async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(way, place):
     lock = distributed_lock(FROM, TO)
 
     async def transfer():
@@ -254,12 +242,11 @@ async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(
 
 
 @both_ways
-async def test_one_of_them_that_has_ended_on_the_server_loses_all(way: Way, place: Place) -> None:
+async def test_one_of_them_that_has_ended_on_the_server_loses_all(way, place):
     lost = []
     lock = distributed_lock(FROM, TO, ttl=0.6)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(lost.append)
     place.lapse(TO)
     await way.until(lambda: lost)  # Its renewal has found out.
@@ -274,9 +261,7 @@ async def test_one_of_them_that_has_ended_on_the_server_loses_all(way: Way, plac
 
 
 @both_ways
-async def test_a_handle_that_is_shared_has_a_lease_for_each_who_holds(
-    way: Way, place: Place
-) -> None:
+async def test_a_handle_that_is_shared_has_a_lease_for_each_who_holds(way, place):
     lock = distributed_lock("gpu", "disk", limit=3, wait=HUNG)
 
     async def use():
@@ -297,7 +282,7 @@ async def test_a_handle_that_is_shared_has_a_lease_for_each_who_holds(
 
 
 @both_ways
-async def test_signals_tell_of_each_of_them_once_all_are_held(way: Way, place: Place) -> None:
+async def test_signals_tell_of_each_of_them_once_all_are_held(way, place):
     told = []
 
     def acquired(lease, **kwargs):
@@ -350,7 +335,7 @@ def test_what_is_no_name_is_refused():
 
 
 @both_ways
-async def test_its_lease_cannot_be_handed_over(way: Way, place: Place) -> None:
+async def test_its_lease_cannot_be_handed_over(way, place):
     async with way.entered(distributed_lock(FROM, TO)) as lease:
         with pytest.raises(LockMisuse, match="Take each lock by a distributed_lock"):
             await (lease.ahand_over() if way.name == "async" else _handed_over(lease))
@@ -366,7 +351,7 @@ async def _handed_over(lease):
 
 @pytest.mark.proves("R1", "R4", "R6")
 @both_ways
-async def test_a_lost_reply_is_asked_for_again(way: Way, locks: Locks, proxy: Proxy) -> None:
+async def test_a_lost_reply_is_asked_for_again(way, locks, proxy):
     locks.on(proxy, TTL=60)
     async with way.entered(distributed_lock(FROM, TO)):
         pass
@@ -380,9 +365,7 @@ async def test_a_lost_reply_is_asked_for_again(way: Way, locks: Locks, proxy: Pr
 @pytest.mark.proves("P4", "R4")
 @pytest.mark.no_permit("one permit whose key is not ours leaves the others to be had")
 @both_ways
-async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
+async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(way, locks, proxy):
     locks.on(proxy, TTL=60, UNAVAILABLE_AFTER=0)
     async with way.entered(distributed_lock(FROM, TO)):
         pass
@@ -398,9 +381,7 @@ async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(
 @places(KIND, MEMORY)
 @pytest.mark.parametrize("bound", [{"max_hold": 1}, {"renew": False}], ids=str)
 @both_ways
-async def test_max_hold_and_renew_count_from_when_all_are_held(
-    way: Way, place: Place, bound: dict[str, Any]
-) -> None:
+async def test_max_hold_and_renew_count_from_when_all_are_held(way, place, bound):
     lost = []
 
     def note(lease, **_):
@@ -449,9 +430,7 @@ def test_what_was_held_for_a_while_ends_with_max_hold_or_renew(place, bound):
 
 @places(KIND, MEMORY)
 @both_ways
-async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_again(
-    way: Way, place: Place
-) -> None:
+async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_again(way, place):
     taken = distributed_lock(TO, ttl=60)
     assert await way.acquire(taken)
 
@@ -471,8 +450,8 @@ async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_aga
 @places(KIND, MEMORY)
 @both_ways
 async def test_a_lease_of_an_outer_block_that_was_lost_while_another_lock_was_awaited_raises(
-    way: Way, place: Place
-) -> None:
+    way, place
+):
     has_run = False
     taken = distributed_lock(TO, ttl=60)
     assert await way.acquire(taken)

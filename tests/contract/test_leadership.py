@@ -1,11 +1,8 @@
 """leadership(): one leads at a time, and not for longer than it lives and says so."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,10 +12,6 @@ from tests.support.others import waiters
 from tests.support.servers import KIND
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
-    from tests.support.ways import Way
 
 # It is a lease, which other tests try in all places; and a max_hold that moves, tried here.
 pytestmark = places(KIND, MEMORY)
@@ -32,9 +25,7 @@ def entered(way, term):
 
 @pytest.mark.parametrize("ends", [None, ValueError("of the body")], ids=["ends", "raises"])
 @both_ways
-async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fence(
-    way: Way, place: Place, ends: Exception | None
-) -> None:
+async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fence(way, place, ends):
     async def lead():
         async with entered(way, leadership("scheduler")) as term:
             assert term.held
@@ -60,7 +51,7 @@ async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fenc
 
 
 @both_ways
-async def test_a_wait_may_be_bounded(way: Way, place: Place) -> None:
+async def test_a_wait_may_be_bounded(way, place):
     async def lead():
         async with entered(way, leadership("scheduler", wait=0)):
             raise AssertionError
@@ -71,13 +62,12 @@ async def test_a_wait_may_be_bounded(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_whose_term_is_lost_is_told_by_all_that_it_asks(way: Way, place: Place) -> None:
+async def test_whose_term_is_lost_is_told_by_all_that_it_asks(way, place):
     told = []
     with pytest.raises(LockLost) as lost:  # noqa: PT012 - by leaving the block
         async with entered(way, leadership("scheduler", ttl=1)) as term:
             term.on_lost(told.append)
             found = held.get("scheduler")
-            assert found is not None
             held.force_release("scheduler", found.id)
             await way.until(lambda: told)
             assert not term.held
@@ -88,7 +78,7 @@ async def test_whose_term_is_lost_is_told_by_all_that_it_asks(way: Way, place: P
 
 
 @both_ways
-async def test_a_loss_does_not_hide_what_the_body_raises(way: Way, place: Place) -> None:
+async def test_a_loss_does_not_hide_what_the_body_raises(way, place):
     with pytest.raises(ValueError, match="of the body"):  # noqa: PT012 - by leaving the block
         async with entered(way, leadership("scheduler", ttl=1)) as term:
             place.lose_data()
@@ -97,7 +87,7 @@ async def test_a_loss_does_not_hide_what_the_body_raises(way: Way, place: Place)
 
 
 @both_ways
-async def test_one_term_may_begin_again(way: Way, place: Place) -> None:
+async def test_one_term_may_begin_again(way, place):
     term, fences = leadership("scheduler"), []
     for _ in range(2):
         async with entered(way, term):
@@ -107,9 +97,7 @@ async def test_one_term_may_begin_again(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_who_has_lost_a_shared_term_does_not_take_the_next_for_its_own(
-    way: Way, place: Place
-) -> None:
+async def test_who_has_lost_a_shared_term_does_not_take_the_next_for_its_own(way, place):
     term = leadership("scheduler", ttl=3)
     fences = []
     asked = []
@@ -157,9 +145,7 @@ def test_arguments_are_named_that_are_no_durations(argument):
 
 @pytest.mark.waits
 @both_ways
-async def test_after_too_long_a_silence_another_leads(
-    way: Way, place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_after_too_long_a_silence_another_leads(way, place, caplog):
     async def lead():
         async with entered(way, leadership("scheduler", wait=HUNG)) as term:
             return term.held
@@ -179,7 +165,7 @@ async def test_after_too_long_a_silence_another_leads(
 @places(KIND)
 @pytest.mark.parametrize("ttl", [3, 30], ids="ttl {}".format)
 @both_ways
-async def test_who_beats_leads_on(way: Way, place: Place, ttl: float) -> None:
+async def test_who_beats_leads_on(way, place, ttl):
     """The last beat may come when the watchdog means to let the term end, and counts all the same.
 
     A ttl longer than max_silence changes nothing.

@@ -1,7 +1,5 @@
 """The lease: held until a deadline, renewed on demand, and what happens when it is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import gc
@@ -13,7 +11,6 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,22 +25,16 @@ from tests.support.others import held_by_other, release_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
-if TYPE_CHECKING:
-    from tests.conftest import MakeProxy
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.ways import Way
-
 # --- held, and for how long ----------------------------------------------------------------------
 
 
 @pytest.mark.proves("P1", "R2")
 @pytest.mark.waits
 @both_ways
-async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: Place) -> None:
+async def test_a_lease_ends_here_before_it_ends_on_the_server(way, place):
     lock = distributed_lock("lottery", ttl=2, renew=False)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     assert 0 < lease.expires_in < 2
     await way.until(lambda: lease.expires_in < 0.3)
     while True:
@@ -57,26 +48,25 @@ async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: P
 
 
 @both_ways
-async def test_expires_in_goes_down_and_a_renewal_brings_it_up(way: Way, place: Place) -> None:
+async def test_expires_in_goes_down_and_a_renewal_brings_it_up(way, place):
     async with way.entered(distributed_lock("lottery", ttl=30, renew=False)) as lease:
         await way.until(lambda: lease.expires_in < 29.5)
         before = time.monotonic() + lease.expires_in
         await way.renew(lease)
         assert time.monotonic() + lease.expires_in > before
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in == pytest.approx(30, abs=10)
 
 
 @both_ways
-async def test_ensure_held_passes_while_it_is_held(way: Way, place: Place) -> None:
+async def test_ensure_held_passes_while_it_is_held(way, place):
     async with way.entered(distributed_lock("lottery")) as lease:
         await way.ensure_held(lease)
         await way.ensure_held(lease, verify=True)
 
 
 @both_ways
-async def test_ensure_held_asks_the_server_only_to_verify(way: Way, place: Place) -> None:
+async def test_ensure_held_asks_the_server_only_to_verify(way, place):
     with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
             place.lose_data()
@@ -89,7 +79,7 @@ async def test_ensure_held_asks_the_server_only_to_verify(way: Way, place: Place
 
 
 @both_ways
-async def test_a_released_lease_is_neither_held_nor_lost(way: Way, place: Place) -> None:
+async def test_a_released_lease_is_neither_held_nor_lost(way, place):
     async with way.entered(distributed_lock("lottery")) as lease:
         pass
     assert not lease.held
@@ -147,13 +137,10 @@ REASONS = ("expired", "forced", "taken")
 @everywhere
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
-async def test_a_renewal_learns_of_the_loss_and_its_reason(
-    way: Way, place: Place, losing: Losing, reason: str
-) -> None:
+async def test_a_renewal_learns_of_the_loss_and_its_reason(way, place, losing, reason):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     losing.lose(lease, reason)
     with pytest.raises(LockLost) as raised:
         await way.renew(lease)
@@ -169,14 +156,11 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
 @pytest.mark.waits
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
-async def test_the_watchdog_learns_of_the_loss_and_tells(
-    way: Way, place: Place, losing: Losing, reason: str
-) -> None:
+async def test_the_watchdog_learns_of_the_loss_and_tells(way, place, losing, reason):
     lock = distributed_lock("lottery", ttl=6)
     told = []
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(told.append)
     losing.lose(lease, reason)
     await way.until(lambda: told)
@@ -188,15 +172,12 @@ async def test_the_watchdog_learns_of_the_loss_and_tells(
 @pytest.mark.waits
 @on_servers
 @both_ways
-async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(
-    way: Way, place: Place, losing: Losing
-) -> None:
+async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(way, place, losing):
     losing.prepare("unreachable")
     lock = distributed_lock("lottery", ttl=4)
     told = []
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(told.append)
     losing.lose(lease, "unreachable")
     await way.until(lambda: told)
@@ -207,13 +188,10 @@ async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(
 
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
-async def test_releasing_learns_of_the_loss_too(
-    way: Way, place: Place, losing: Losing, reason: str
-) -> None:
+async def test_releasing_learns_of_the_loss_too(way, place, losing, reason):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     losing.lose(lease, reason)
     with pytest.raises(LockLost) as raised:
         await way.release(lock)
@@ -224,9 +202,7 @@ async def test_releasing_learns_of_the_loss_too(
 @pytest.mark.proves("P5")
 @both_ways
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed within", "noticed at the end"])
-async def test_leaving_the_block_after_a_loss_raises_lock_lost(
-    way: Way, place: Place, losing: Losing, noticed: bool
-) -> None:
+async def test_leaving_the_block_after_a_loss_raises_lock_lost(way, place, losing, noticed):
     with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
             losing.lose(lease, "forced")
@@ -238,9 +214,7 @@ async def test_leaving_the_block_after_a_loss_raises_lock_lost(
 
 @pytest.mark.proves("P5")
 @both_ways
-async def test_a_loss_never_masks_what_the_body_raised(
-    way: Way, place: Place, losing: Losing, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_loss_never_masks_what_the_body_raised(way, place, losing, caplog):
     error = ZeroDivisionError("of the body")
     with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
@@ -252,9 +226,7 @@ async def test_a_loss_never_masks_what_the_body_raised(
 
 @pytest.mark.proves("P3")
 @both_ways
-async def test_the_lock_of_the_next_owner_survives_our_late_release(
-    way: Way, place: Place, losing: Losing
-) -> None:
+async def test_the_lock_of_the_next_owner_survives_our_late_release(way, place, losing):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -263,8 +235,6 @@ async def test_the_lock_of_the_next_owner_survives_our_late_release(
     with pytest.raises(LockLost):
         await way.release(lock)
     after = held.get("lottery")
-    assert before is not None
-    assert after is not None
     assert after.id == before.id
 
 
@@ -301,12 +271,11 @@ def test_a_callback_that_would_do_nothing_is_refused(callback, locks):
 
 @pytest.mark.proves("P5")
 @both_ways
-async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> None:
+async def test_on_lost_is_called_once_with_the_lease(way, place):
     lock = distributed_lock("lottery")
     told = []
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(lambda lease: told.append(("first", lease, lease.held)))
     lease.on_lost(lambda lease: told.append(("second", lease, lease.held)))
     await lose_now(way, place, lease)
@@ -319,25 +288,21 @@ async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> 
 
 
 @both_ways
-async def test_on_lost_is_called_at_once_if_the_lease_is_lost_already(
-    way: Way, place: Place
-) -> None:
+async def test_on_lost_is_called_at_once_if_the_lease_is_lost_already(way, place):
     lock = distributed_lock("lottery")
     told = []
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     await lose_now(way, place, lease)
     lease.on_lost(told.append)
     assert told == [lease]
 
 
 @both_ways
-async def test_on_lost_does_not_run_in_the_thread_that_renews(way: Way, place: Place) -> None:
+async def test_on_lost_does_not_run_in_the_thread_that_renews(way, place):
     lock, threads = distributed_lock("lottery", ttl=1.5), []
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(lambda lease: threads.append(threading.current_thread().name))
     place.lose_data()
     await way.until(lambda: threads)
@@ -346,11 +311,10 @@ async def test_on_lost_does_not_run_in_the_thread_that_renews(way: Way, place: P
 
 @pytest.mark.waits
 @both_ways
-async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place: Place) -> None:
+async def test_on_lost_that_blocks_does_not_delay_other_renewals(way, place):
     lock, blocking, go_on = distributed_lock("lottery", ttl=1.5), [], threading.Event()
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
 
     def block(lease):
         blocking.append(lease)
@@ -368,9 +332,7 @@ async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place
 
 
 @both_ways
-async def test_what_on_lost_raises_is_logged_and_stops_nobody(
-    way: Way, place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_on_lost_raises_is_logged_and_stops_nobody(way, place, caplog):
     def fail(lease):
         raise ZeroDivisionError("of the callback")
 
@@ -378,7 +340,6 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
     told = []
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(fail)
     lease.on_lost(told.append)
     await lose_now(way, place, lease)
@@ -389,14 +350,11 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
 
 
 @everywhere
-def test_an_on_lost_that_calls_sys_exit_is_logged_and_stops_nobody(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_on_lost_that_calls_sys_exit_is_logged_and_stops_nobody(place, caplog):
     told = []
     lock = distributed_lock("lottery", ttl=1, renew=False)
     assert lock.acquire()
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(lambda lease: sys.exit("of the callback"))
     lease.on_lost(told.append)
     signals.lock_lost.connect(note := lambda **news: told.append(news["lease"]))
@@ -409,11 +367,10 @@ def test_an_on_lost_that_calls_sys_exit_is_logged_and_stops_nobody(
 
 
 @both_ways
-async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> None:
+async def test_on_lost_is_not_called_after_a_release(way, place):
     lock = distributed_lock("lottery", ttl=4)
     told = []
     assert await way.acquire(lock)
-    assert lock.lease is not None
     lock.lease.on_lost(told.append)
     await way.release(lock)
     place.lose_data()
@@ -427,8 +384,8 @@ async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> 
 @on_servers
 @both_ways
 async def test_verifying_against_a_silent_server_raises_unavailable_and_keeps_the_lease(
-    way: Way, place: ServerPlace, make_proxy: MakeProxy
-) -> None:
+    way, place, make_proxy
+):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     async with way.entered(distributed_lock("lottery", ttl=30)) as lease:
@@ -445,14 +402,13 @@ async def test_verifying_against_a_silent_server_raises_unavailable_and_keeps_th
 @on_servers
 @both_ways
 async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
-    way: Way, place: ServerPlace, make_proxy: MakeProxy
-) -> None:
+    way, place, make_proxy
+):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     lock = distributed_lock("lottery", ttl=4)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     proxy.refuse()
     with pytest.raises(LockUnavailable):
         await way.release(lock)
@@ -467,8 +423,8 @@ async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
 @on_servers
 @both_ways
 async def test_leaving_a_block_on_a_silent_server_logs_and_raises_nothing(
-    way: Way, place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
-) -> None:
+    way, place, make_proxy, caplog
+):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     async with way.entered(distributed_lock("lottery", ttl=4)) as lease:
@@ -483,9 +439,7 @@ async def test_leaving_a_block_on_a_silent_server_logs_and_raises_nothing(
 
 @on_servers
 @both_ways
-async def test_leaving_a_block_retries_until_the_server_is_back(
-    way: Way, place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_leaving_a_block_retries_until_the_server_is_back(way, place, make_proxy, caplog):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     healer = threading.Timer(0.3, proxy.heal)
@@ -501,9 +455,7 @@ async def test_leaving_a_block_retries_until_the_server_is_back(
 
 
 @both_ways
-async def test_a_dropped_lease_is_warned_about_by_name(
-    way: Way, place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_dropped_lease_is_warned_about_by_name(way, place, caplog):
     if await way.acquire(distributed_lock("a dropped lottery", ttl=30)):
         gc.collect()  # It may find a lease of another test, too.
     said = "lock 'a dropped lottery' was dropped without a release"
@@ -513,12 +465,9 @@ async def test_a_dropped_lease_is_warned_about_by_name(
 
 @both_ways
 @pytest.mark.parametrize("end", ["released", "lost", "expired"])
-async def test_a_lease_that_is_over_is_dropped_in_silence(
-    way: Way, place: Place, caplog: pytest.LogCaptureFixture, end: str
-) -> None:
+async def test_a_lease_that_is_over_is_dropped_in_silence(way, place, caplog, end):
     lock = distributed_lock("an ended lottery", ttl=2 if end == "expired" else 30, renew=False)
     assert await way.acquire(lock)
-    assert lock.lease is not None
     if end == "released":
         await way.release(lock)
     elif end == "lost":
@@ -533,7 +482,7 @@ async def test_a_lease_that_is_over_is_dropped_in_silence(
 
 @pytest.mark.proves("P2", "R7")
 @both_ways
-async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
+async def test_a_dropped_lease_is_not_renewed(way, place):
     assert await way.acquire(distributed_lock("lottery", ttl=1.5))
     gc.collect()
     await way.until(lambda: held.get("lottery") is None)
@@ -559,7 +508,6 @@ def lose_with_a_callback_that_never_returns():
     """In a child."""
     lock = distributed_lock("lottery")
     assert lock.acquire()
-    assert lock.lease is not None
     entered = threading.Event()
 
     def block(lease):
@@ -583,7 +531,6 @@ def test_many_callbacks_that_block_do_not_delay_the_next(place):
     leases = []
     for lock in locks:
         assert lock.acquire()
-        assert lock.lease is not None
         leases.append(lock.lease)
         lock.lease.on_lost(lambda lease: (told.append(lease), go_on.wait(HUNG)))
     place.lose_data()
@@ -599,12 +546,11 @@ def test_many_callbacks_that_block_do_not_delay_the_next(place):
 @pytest.mark.waits
 @on_servers
 @both_ways
-async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losing: Losing) -> None:
+async def test_the_reason_of_a_loss_does_not_change(way, place, losing):
     losing.prepare("unreachable")
     lock, told = distributed_lock("lottery", ttl=4), []
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     lease.on_lost(told.append)
     losing.lose(lease, "unreachable")
     reasons = []
@@ -624,13 +570,12 @@ async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losi
 
 
 @both_ways
-async def test_a_lease_can_be_made_longer(way: Way, place: Place) -> None:
+async def test_a_lease_can_be_made_longer(way, place):
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=timedelta(minutes=5))
         assert lease.ttl == 300
         assert lease.expires_in > 280
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert seen.expires_in > 280
         assert (seen.ttl, seen.state, seen.note) == (300, "held", "")
@@ -639,50 +584,43 @@ async def test_a_lease_can_be_made_longer(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
-    way: Way, place: Place
-) -> None:
+async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(way, place):
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=300)
         late = Renewal("lottery", lease._token, 10, 1, True, permit=lease.permit_number)
         backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert seen.expires_in > 280
         assert seen.ttl == 300
 
 
 @on_servers
-async def test_of_renewals_at_the_same_time_the_longest_counts(place: Place) -> None:
+async def test_of_renewals_at_the_same_time_the_longest_counts(place):
     lock = distributed_lock("lottery", ttl=10, renew=False)
     async with lock as lease:
         await asyncio.gather(lease.arenew(ttl=300), lease.arenew(ttl=60))
         await lease.arenew()
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert 280 < lease.expires_in < seen.expires_in + 0.1
         assert lease.ttl == 300
 
 
 @both_ways
-async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
-    way: Way, place: Place
-) -> None:
+async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(way, place):
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         for count in (0, 1):  # The confirmation of a hand-over is the first.
             late = Renewal("lottery", lease._token, 10, count, True, permit=lease.permit_number)
             backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert (seen.expires_in > 280, seen.renewals) == (True, 1)
 
 
 @both_ways
-async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
+async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way, place):
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         late = attempt(
@@ -694,7 +632,6 @@ async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place:
         granted = backends["default"].run(flows.acquire(late, 0))
         assert isinstance(granted, flows.Granted)
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert seen.expires_in > 280
 
@@ -703,16 +640,13 @@ async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place:
 @on_servers
 @both_ways
 @pytest.mark.parametrize("how", ["renew", "ensure_held"])
-async def test_a_renewal_that_is_answered_after_the_loss_says_so(
-    how: str, way: Way, place: ServerPlace, make_proxy: MakeProxy
-) -> None:
+async def test_a_renewal_that_is_answered_after_the_loss_says_so(how, way, place, make_proxy):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     place.configure(OPTIONS={"socket_timeout": 10})  # Longer than the answer takes.
     lock = distributed_lock("lottery", ttl=3, renew=False)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     command = "EXEC" if place.name == UNSCRIPTED else "EVAL*"
     proxy.rule(command, "delayreply:3.2")
     with pytest.raises(LockLost) as caught:
@@ -722,7 +656,7 @@ async def test_a_renewal_that_is_answered_after_the_loss_says_so(
 
 
 @both_ways
-async def test_a_lease_cannot_be_made_shorter(way: Way, place: Place) -> None:
+async def test_a_lease_cannot_be_made_shorter(way, place):
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         with pytest.raises(ValueError, match=r"^ttl must be at least that of the lease, 10 s"):
             await way.renew(lease, ttl=5)
@@ -732,12 +666,11 @@ async def test_a_lease_cannot_be_made_shorter(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_max_hold_bounds_a_lease_that_is_made_longer(way: Way, place: Place) -> None:
+async def test_max_hold_bounds_a_lease_that_is_made_longer(way, place):
     async with way.entered(distributed_lock("lottery", ttl=10, max_hold=20)) as lease:
         await way.renew(lease, ttl=300)
         assert lease.expires_in <= 20
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert seen.expires_in <= 20
 
@@ -748,11 +681,10 @@ async def test_max_hold_bounds_a_lease_that_is_made_longer(way: Way, place: Plac
 @pytest.mark.proves("R6")
 @everywhere
 @needs_scripts
-def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place: Place) -> None:
+def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place):
     lock = distributed_lock("lottery", ttl=60, renew=False)
     assert lock.acquire()
     lease = lock.lease
-    assert lease is not None
     form = release_of(lease, ended="done")
 
     def answer():

@@ -1,9 +1,6 @@
 """Several limits as one: per key and in total, all or none, in the order given."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,10 +17,6 @@ from django_redislock import (
 from tests.support.matrix import MEMORY, in_turn, places
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
-    from tests.support.ways import Way
 
 ACME, ALL = Limit("export:acme", 2), Limit("export", 3)
 
@@ -63,9 +56,7 @@ def test_each_has_a_permit_and_the_narrow_one_keeps_no_others_out(place):
 
 @in_turn
 @both_ways
-async def test_who_waits_for_the_narrow_one_does_not_hold_the_wide_one(
-    way: Way, place: Place
-) -> None:
+async def test_who_waits_for_the_narrow_one_does_not_hold_the_wide_one(way, place):
     narrow, wide = Limit("export:acme", 1), Limit("export", 2)
     first = distributed_lock(limits=[narrow, wide])
     assert await way.acquire(first)
@@ -112,7 +103,7 @@ def test_never_more_than_the_limits_under_load(place):
 
 @in_turn
 @both_ways
-async def test_names_and_numbers_are_made_of_the_arguments(way: Way, place: Place) -> None:
+async def test_names_and_numbers_are_made_of_the_arguments(way, place):
     plans = {"acme": 2, "other": 3}
 
     def export(tenant, *, size=1):
@@ -136,7 +127,7 @@ async def test_names_and_numbers_are_made_of_the_arguments(way: Way, place: Plac
 
 
 @both_ways
-async def test_several_names_with_a_limit_have_it_each(way: Way, place: Place) -> None:
+async def test_several_names_with_a_limit_have_it_each(way, place):
     async with (
         way.entered(distributed_lock("gpu", "disk", limit=2)) as lease,
         way.entered(distributed_lock("gpu", "disk", limit=2)) as other,
@@ -180,7 +171,7 @@ def test_what_makes_no_sense_is_refused(place):
 
 
 @both_ways
-async def test_the_same_name_without_a_limit_is_refused(way: Way, place: Place) -> None:
+async def test_the_same_name_without_a_limit_is_refused(way, place):
     async with way.entered(distributed_lock(limits=[ACME, ALL])):
         pass
     with pytest.raises(LockMisuse, match=r"same\s+limit wherever"):
@@ -189,9 +180,7 @@ async def test_the_same_name_without_a_limit_is_refused(way: Way, place: Place) 
 
 @places(MEMORY)  # One: a task is made once.
 @pytest.mark.parametrize("decorate", [distributed_lock, single_instance, single_instance_task])
-def test_a_number_with_a_default_counts_what_is_passed_in_kwargs(
-    place: Place, decorate: Any
-) -> None:
+def test_a_number_with_a_default_counts_what_is_passed_in_kwargs(place, decorate):
     def plan_of(plan="free"):
         return {"free": 1, "pro": 10}[plan]
 

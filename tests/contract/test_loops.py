@@ -1,12 +1,9 @@
 """Event loops come and go, in whatever way: their connections go with them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import ref
 
 import pytest
@@ -20,11 +17,6 @@ from tests.support.matrix import CLUSTER, MEMORY, QUORUM, SECURED, SENTINEL, eve
 from tests.support.servers import KIND
 from tests.support.stored import NAME
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.backends import Place
 
 # What is said of loops that nobody has ended properly, of their tasks and of their connections, is
 # for whoever did that.
@@ -117,9 +109,7 @@ def descriptors():
     "use_loop",
     [run, call, close, close_uvloop, drop, drop_with_a_waiter, close_with_a_waiter],
 )
-def test_of_a_loop_that_has_ended_no_connection_stays(
-    use_loop: Callable[[str], None], place: Place
-) -> None:
+def test_of_a_loop_that_has_ended_no_connection_stays(use_loop, place):
     use_loop("first")
     before = descriptors()
     for number in range(LOOPS):

@@ -1,9 +1,6 @@
 """No name does harm, whatever it looks like."""
 
-from __future__ import annotations
-
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
@@ -25,10 +22,6 @@ from tests.support.others import held_by_other
 from tests.support.servers import KIND
 from tests.support.ways import both_ways
 
-if TYPE_CHECKING:
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.ways import Way
-
 pytestmark = needs_scripts
 
 
@@ -39,7 +32,7 @@ def test_what_is_no_name_is_refused_before_any_server_is_asked():
 
 
 @both_ways
-async def test_equal_looking_names_exclude_each_other(way: Way, place: Place) -> None:
+async def test_equal_looking_names_exclude_each_other(way, place):
     with held_by_other("caf\u00e9"):
         assert not await way.acquire(distributed_lock("cafe\u0301", wait=0))
         assert held.get("cafe\u0301") is not None
@@ -74,7 +67,7 @@ KINDS = {
 
 @places(KIND, MEMORY)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_name_of_any_class_of_strings_stands_for_its_text(place: Place, kind: Any) -> None:
+def test_a_name_of_any_class_of_strings_stands_for_its_text(place, kind):
     text = f"import-{uuid4().hex}"  # No cache knows it yet.
     name, template = kind(text), kind(f"{text}:{{source}}")
 
@@ -109,7 +102,7 @@ def test_a_name_of_any_class_of_strings_stands_for_its_text(place: Place, kind: 
 
 @pytest.mark.proves("R10")
 @both_ways
-async def test_braces_globs_and_the_like_are_harmless(way: Way, place: Place) -> None:
+async def test_braces_globs_and_the_like_are_harmless(way, place):
     for name in AWKWARD:
         async with way.entered(distributed_lock(name)) as lease:
             assert lease.name == name
@@ -119,7 +112,7 @@ async def test_braces_globs_and_the_like_are_harmless(way: Way, place: Place) ->
 
 
 @on_servers
-def test_awkward_names_are_different_locks(place: ServerPlace) -> None:
+def test_awkward_names_are_different_locks(place):
     locks = [distributed_lock(name, wait=0) for name in AWKWARD]
     assert all(lock.acquire() for lock in locks)
     assert sorted(one.name for one in held.list()) == sorted(AWKWARD)

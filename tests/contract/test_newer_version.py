@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from django_redislock import LockTimeout, Skipped, distributed_lock, held, single_instance
 from tests.support.matrix import needs_scripts
 from tests.support.stored import NAME, NEWER_HOLDER, NEWER_ID, newer_lease
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
 
 SAYS = f"{NEWER_HOLDER}, which runs a newer version of django_redislock (update this one too)"
 
@@ -43,7 +38,7 @@ def test_a_wait_that_is_over_before_says_so_too(place):
 
 
 @needs_scripts
-def test_operators_see_it_as_held_and_only_they_end_it(place: Place) -> None:
+def test_operators_see_it_as_held_and_only_they_end_it(place):
     place.write(NAME, newer_lease())
     assert not distributed_lock(NAME, wait=0).acquire()  # From now on it is listed.
     (found,) = held.list()
@@ -64,7 +59,7 @@ def test_operators_see_it_as_held_and_only_they_end_it(place: Place) -> None:
 
 
 @needs_scripts
-def test_a_run_of_a_job_is_skipped_and_says_why(place: Place) -> None:
+def test_a_run_of_a_job_is_skipped_and_says_why(place):
     @single_instance(NAME)
     def draw() -> str:
         pytest.fail("the body ran")

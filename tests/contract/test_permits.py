@@ -1,10 +1,7 @@
 """limit=N: a lock that N may hold at a time, each with a permit that is a lease of its own."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,12 +26,6 @@ from tests.support.others import release_form
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.support.backends import Place
-    from tests.support.proxy import Proxy
-    from tests.support.ways import Caller, Way
-
 pytestmark = pytest.mark.no_permit("its locks have limits of their own")
 
 ASKED = {"ttl": 30, "operation_timeout": HUNG, "limit": 2}
@@ -52,7 +43,7 @@ def permit_of(lock):
 
 @everywhere
 @both_ways
-async def test_so_many_hold_it_at_a_time_and_no_more(way: Way, place: Place) -> None:
+async def test_so_many_hold_it_at_a_time_and_no_more(way, place):
     leases = []
     async with AsyncExitStack() as stack:
         for _ in range(3):
@@ -70,16 +61,14 @@ async def test_so_many_hold_it_at_a_time_and_no_more(way: Way, place: Place) -> 
 
 @everywhere
 @both_ways
-async def test_a_permit_that_was_released_is_free_and_no_other(way: Way, place: Place) -> None:
+async def test_a_permit_that_was_released_is_free_and_no_other(way, place):
     first, second = gpu(), gpu()
     assert await way.acquire(first)
     assert await way.acquire(second)
     lease = second.lease
-    assert lease is not None
     await way.release(second)
     third = gpu()
     assert await way.acquire(third)
-    assert third.lease is not None
     assert third.lease.permit == lease.permit
     assert third.lease.fence > lease.fence
     for lock in (first, third):
@@ -87,7 +76,7 @@ async def test_a_permit_that_was_released_is_free_and_no_other(way: Way, place: 
 
 
 @both_ways
-async def test_one_permit_that_is_lost_is_no_loss_of_another(way: Way, place: Place) -> None:
+async def test_one_permit_that_is_lost_is_no_loss_of_another(way, place):
     first, second = gpu(), gpu()
     assert await way.acquire(first)
     assert await way.acquire(second)
@@ -104,7 +93,7 @@ async def test_one_permit_that_is_lost_is_no_loss_of_another(way: Way, place: Pl
 
 
 @in_turn
-def test_waiters_are_served_in_turn_over_all_permits(caller: Caller, locks: Locks) -> None:
+def test_waiters_are_served_in_turn_over_all_permits(caller, locks):
     first, second = gpu(), gpu()
     assert first.acquire()
     assert second.acquire()
@@ -121,7 +110,7 @@ def test_waiters_are_served_in_turn_over_all_permits(caller: Caller, locks: Lock
 
 
 @both_ways
-async def test_a_lease_without_a_limit_has_no_permit(way: Way, place: Place) -> None:
+async def test_a_lease_without_a_limit_has_no_permit(way, place):
     async with way.entered(distributed_lock("lottery")) as lease:
         assert lease.permit is None
         assert "permit" not in repr(lease)
@@ -130,7 +119,7 @@ async def test_a_lease_without_a_limit_has_no_permit(way: Way, place: Place) -> 
 
 
 @both_ways
-async def test_a_reentrant_acquire_is_of_the_same_permit(way: Way, place: Place) -> None:
+async def test_a_reentrant_acquire_is_of_the_same_permit(way, place):
     async with way.entered(gpu()) as lease:
         async with way.entered(gpu(reentrant=True)) as nested:
             assert nested is lease
@@ -144,9 +133,7 @@ async def test_a_reentrant_acquire_is_of_the_same_permit(way: Way, place: Place)
 @needs_scripts
 @pytest.mark.parametrize("lost", [0, 1])
 @both_ways
-async def test_a_reentrant_acquire_is_of_a_permit_that_is_held(
-    way: Way, place: Place, lost: int
-) -> None:
+async def test_a_reentrant_acquire_is_of_a_permit_that_is_held(way, place, lost):
     both = gpu(), gpu()
     assert [await way.acquire(one) for one in both] == [True, True]
     leases = [one.lease for one in both]
@@ -161,7 +148,7 @@ async def test_a_reentrant_acquire_is_of_a_permit_that_is_held(
 
 
 @both_ways
-async def test_a_decorated_function_runs_so_many_times_at_once(way: Way, place: Place) -> None:
+async def test_a_decorated_function_runs_so_many_times_at_once(way, place):
     permits = []
 
     def body(card):
@@ -175,7 +162,7 @@ async def test_a_decorated_function_runs_so_many_times_at_once(way: Way, place: 
 
 
 @both_ways
-async def test_a_permit_cools_down_alone(way: Way, place: Place) -> None:
+async def test_a_permit_cools_down_alone(way, place):
     lock = gpu(min_hold=60)
     assert await way.acquire(lock)
     await way.release(lock)
@@ -189,7 +176,7 @@ async def test_a_permit_cools_down_alone(way: Way, place: Place) -> None:
 @pytest.mark.proves("P1")
 @needs_scripts
 @places("redis", "valkey", "memory", "cluster")
-def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place: Place) -> None:
+def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place):
     backend = backends["default"]
 
     def acquire(letter):
@@ -205,15 +192,12 @@ def test_a_late_try_ends_no_lease_in_use_because_others_have_done_the_work(place
     again = acquire("a")
     assert (again.fence, again.permit) == (granted.fence, granted.permit)
     seen = held.get("gpu", permit=granted.permit)
-    assert seen is not None
     assert seen.id == "a" * 16
 
 
 @needs_records
 @pytest.mark.parametrize("is_once", [True, False], ids=["once", "run"])
-def test_work_that_is_done_is_known_while_all_permits_are_held(
-    place: Place, *, is_once: bool
-) -> None:
+def test_work_that_is_done_is_known_while_all_permits_are_held(place, *, is_once):
     backend, retention = backends["default"], "1000000/10/40"
     owner = Owner(host="web", task_id="a-run")
     markers = DoneMarkers(is_once, "" if is_once else "a-run", retention)
@@ -240,7 +224,7 @@ def test_work_that_is_done_is_known_while_all_permits_are_held(
 
 @needs_scripts
 @places("redis", "valkey", "memory", "cluster")
-def test_the_permit_of_a_baton_is_taken_up(place: Place) -> None:
+def test_the_permit_of_a_baton_is_taken_up(place):
     with gpu(), gpu() as lease:
         baton = lease.hand_over()
         with pytest.raises(LockTimeout):
@@ -281,9 +265,7 @@ def test_two_limits_of_one_name_are_accepted_and_the_greater_one_counts(place):
 
 
 @both_ways
-async def test_with_a_limit_of_one_the_same_is_sent_as_without(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
+async def test_with_a_limit_of_one_the_same_is_sent_as_without(way, locks, proxy):
     locks.on(proxy)
     async with way.entered(distributed_lock("warm-up")):
         pass  # It brings the connection and the scripts.
@@ -304,7 +286,7 @@ async def test_with_a_limit_of_one_the_same_is_sent_as_without(
 
 @pytest.mark.proves("R15")
 @both_ways
-async def test_a_cycle_of_a_permit_is_two_round_trips(way: Way, locks: Locks, proxy: Proxy) -> None:
+async def test_a_cycle_of_a_permit_is_two_round_trips(way, locks, proxy):
     locks.on(proxy)
     async with way.entered(gpu(10)):
         pass  # It brings the connection and the scripts.
@@ -320,9 +302,7 @@ async def test_a_cycle_of_a_permit_is_two_round_trips(way: Way, locks: Locks, pr
 
 
 @both_ways
-async def test_no_look_at_a_permit_awaits_that_at_another(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
+async def test_no_look_at_a_permit_awaits_that_at_another(way, locks, proxy):
     locks.on(proxy)
     assert not await way.locked(gpu(3))
     before = len(proxy.log)
@@ -333,9 +313,7 @@ async def test_no_look_at_a_permit_awaits_that_at_another(
 
 @pytest.mark.proves("R1", "P4")
 @both_ways
-async def test_a_grant_whose_answer_is_lost_is_no_second_permit(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
+async def test_a_grant_whose_answer_is_lost_is_no_second_permit(way, locks, proxy):
     locks.on(proxy)
     async with way.entered(gpu(3)):
         proxy.rule_for_script(scripts.ACQUIRE_PERMIT.sha, "cut_after")
@@ -349,13 +327,12 @@ async def test_a_grant_whose_answer_is_lost_is_no_second_permit(
 @pytest.mark.parametrize("known", [False, True], ids=["lost unseen", "expired"])
 @both_ways
 async def test_an_acquire_that_arrives_once_more_after_its_lease_is_over_leaves_no_permit_taken(
-    way: Way, locks: Locks, proxy: Proxy, known: bool
-) -> None:
+    way, locks, proxy, known
+):
     locks.on(proxy)
     other, lock = gpu(3), gpu(3, ttl=1 if known else 30, renew=False)
     assert await way.acquire(other)
     assert await way.acquire(lock)
-    assert lock.lease is not None
     assert lock.lease.permit == 2
     acquire = proxy.commands("EVALSHA")[-1]
     locks.redis.delete(lock_keys(locks.prefix, "gpu").of_permit(2).lock)

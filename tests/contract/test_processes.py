@@ -1,14 +1,11 @@
 """Locks between processes, what a forked child has of its parent's, and clocks that are set."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING
 from weakref import ref
 
 import pytest
@@ -21,9 +18,6 @@ from tests.support.matrix import CLUSTER, QUORUM, places
 from tests.support.processes import hear, say
 from tests.support.servers import KIND, Server
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
 
 
 def hold(name, ttl):
@@ -65,7 +59,6 @@ def test_processes_exclude_each_other(locks, spawn):
     lock = distributed_lock("lottery", wait=0)
     assert not lock.acquire()
     seen = held.get("lottery")
-    assert seen is not None
     assert seen.owner.pid == child.pid == told["pid"]
     assert str(seen.owner) == told["holder"]
     child.send(None)
@@ -162,7 +155,6 @@ def test_a_holder_does_not_mind_when_its_wall_clock_is_set(seconds, shift_clock,
     assert child.read() == "released"
     # min_hold counts from the grant, by the server's clock.
     seen = held.get("lottery")
-    assert seen is not None
     assert seen.state == "cooling"
     assert seen.expires_in is not None
     assert 60 - (time.monotonic() - began) - 0.1 < seen.expires_in < 60
@@ -174,13 +166,12 @@ def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(locks, server
         with distributed_lock("lottery", min_hold=60):
             server.shift_clock(-3600)
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.expires_in is not None
         assert seen.expires_in <= 60
 
 
 @places(KIND, CLUSTER, QUORUM)
-def test_a_grandchild_that_collects_its_garbage_leaves_the_event_loop_awake(place: Place) -> None:
+def test_a_grandchild_that_collects_its_garbage_leaves_the_event_loop_awake(place):
     """All three processes share the selector of the loop, so no copy of the loop may be closed."""
 
     async def use_a_lock():

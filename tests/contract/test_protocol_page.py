@@ -4,8 +4,6 @@ The arrows to the server, from its left side by client A and from its right side
 commands that the two send, in that order.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time
@@ -137,7 +135,6 @@ def loss(play):
     lock = distributed_lock("lottery", ttl=1)
     assert lock.acquire()
     lease = lock.lease
-    assert lease is not None
     play.has_sent("A", "renew")
     wait_until(lambda: not lease.held)
     wait_until(lambda: not distributed_lock("lottery", using="b").locked())

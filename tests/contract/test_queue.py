@@ -1,11 +1,8 @@
 """R14: the lock passes from owner to owner in turn, and the dead and the stopped are no burden."""
 
-from __future__ import annotations
-
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,10 +24,7 @@ from tests.support.others import add_rival, against_rival, bells, hold, queued, 
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, InLoop, in_thread
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks
+from tests.support.ways import Blocking, InLoop, in_thread
 
 CLAIM = 1.0  # Seconds a lease that was handed over waits for its confirmation.
 LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself.
@@ -105,9 +99,7 @@ def spawn_waiter(spawn, locks, name=NAME, **options):
 @pytest.mark.as_permit
 @pytest.mark.proves("P6", "R14")
 @everywhere
-def test_a_release_wakes_the_waiter_long_before_its_next_look(
-    caller: Caller, locks: Locks, if_rung: float
-) -> None:
+def test_a_release_wakes_the_waiter_long_before_its_next_look(caller, locks, if_rung):
     lock = rival(ttl=60)
     for _ in range(5):
         assert lock.acquire()
@@ -260,7 +252,6 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     with takes(at_least=CLAIM - 0.05, at_most=CLAIM + 1.5):  # Until then it is claimed.
         holder.release()
         assert lock.acquire()
-    assert before is not None
     assert lease_of(lock) is not None
     child.cont()
     wait_until(lambda: queued(locks) == 1)
@@ -355,7 +346,6 @@ def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at
         wait_until(lambda: queued(locks))
     blocked.result(HUNG)
     lease = lease_of(lock)
-    assert lease is not None
     lease.ensure_held()  # It may be in doubt until the answer to its confirmation is read.
     assert lease.held
     assert is_held_by(locks, lease_of(lock))
@@ -394,8 +384,8 @@ def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
 
 @everywhere
 def test_a_hand_over_is_confirmed_at_once_also_by_a_server_that_has_just_been_restarted(
-    caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    caller, locks, monkeypatch
+):
     # The watchdog would confirm it later.
     monkeypatch.setattr(Watchdog, "watch", lambda watchdog, lease, *at: None)
     with rival(ttl=60):

@@ -1,12 +1,9 @@
 """Who holds a lock: one thread or asyncio task, which may nest, but not wait for itself."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -16,10 +13,6 @@ from django_redislock.backends.registry import backends
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
-    from tests.support.ways import Way
 
 
 def try_lock(name):
@@ -49,7 +42,7 @@ def run_in_thread(function):
 
 
 @both_ways
-async def test_a_reentrant_lock_nests_and_ends_with_the_outermost(way: Way, place: Place) -> None:
+async def test_a_reentrant_lock_nests_and_ends_with_the_outermost(way, place):
     async with way.entered(distributed_lock("lottery")) as lease:
         inner = distributed_lock("lottery", reentrant=True)
         async with way.entered(inner) as nested:
@@ -62,7 +55,7 @@ async def test_a_reentrant_lock_nests_and_ends_with_the_outermost(way: Way, plac
 
 
 @both_ways
-async def test_the_last_of_two_nested_handles_ends_the_lease(way: Way, place: Place) -> None:
+async def test_the_last_of_two_nested_handles_ends_the_lease(way, place):
     first, second = (distributed_lock("lottery", reentrant=True) for _ in range(2))
     assert await way.acquire(first)
     assert await way.acquire(second)
@@ -74,7 +67,7 @@ async def test_the_last_of_two_nested_handles_ends_the_lease(way: Way, place: Pl
 
 
 @both_ways
-async def test_nesting_asks_no_server(way: Way, place: Place) -> None:
+async def test_nesting_asks_no_server(way, place):
     with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")):
             place.lose_data()
@@ -86,7 +79,7 @@ async def test_nesting_asks_no_server(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_the_same_handle_twice_is_misuse(way: Way, place: Place) -> None:
+async def test_the_same_handle_twice_is_misuse(way, place):
     lock = distributed_lock("lottery", wait=60)
     async with way.entered(lock) as lease:
         with pytest.raises(LockMisuse, match=r"'lottery'.*holds it already"):
@@ -99,7 +92,7 @@ async def test_the_same_handle_twice_is_misuse(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_the_same_thread_or_task_twice_is_misuse(way: Way, place: Place) -> None:
+async def test_the_same_thread_or_task_twice_is_misuse(way, place):
     who = {"sync": "this thread", "async": "this asyncio task"}[way.name]
     async with way.entered(distributed_lock("lottery")):
         with pytest.raises(LockMisuse, match=f"'lottery': {who} holds it already") as raised:
@@ -108,9 +101,7 @@ async def test_the_same_thread_or_task_twice_is_misuse(way: Way, place: Place) -
 
 
 @both_ways
-async def test_without_a_wait_it_is_busy_for_its_holder_as_for_anybody_else(
-    way: Way, place: Place
-) -> None:
+async def test_without_a_wait_it_is_busy_for_its_holder_as_for_anybody_else(way, place):
     lock = distributed_lock("lottery", wait=0)
     async with way.entered(lock) as lease:
         for again in (lock, distributed_lock("lottery", "other", wait=0)):
@@ -152,7 +143,7 @@ async def test_a_blocking_acquire_in_the_thread_of_another_loop_waits(place, mon
 
 
 @both_ways
-async def test_another_thread_or_task_never_re_enters(way: Way, place: Place) -> None:
+async def test_another_thread_or_task_never_re_enters(way, place):
     other = distributed_lock("lottery", wait=0, reentrant=True)
     async with way.entered(distributed_lock("lottery")):
         assert await way.start(lambda: way.acquire(other)).result() is False
@@ -220,9 +211,7 @@ async def lose(way, place, lease):
 
 
 @both_ways
-async def test_a_reentrant_acquire_within_a_lost_lease_raises_lock_lost(
-    way: Way, place: Place
-) -> None:
+async def test_a_reentrant_acquire_within_a_lost_lease_raises_lock_lost(way, place):
     lock = distributed_lock("lottery", reentrant=True)
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -238,9 +227,7 @@ async def test_a_reentrant_acquire_within_a_lost_lease_raises_lock_lost(
 
 
 @both_ways
-async def test_nor_does_it_wait_for_the_new_holder_in_the_same_process(
-    way: Way, place: Place
-) -> None:
+async def test_nor_does_it_wait_for_the_new_holder_in_the_same_process(way, place):
     lock, other, nested = (distributed_lock("lottery", reentrant=True, wait=0) for _ in range(3))
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -253,8 +240,8 @@ async def test_nor_does_it_wait_for_the_new_holder_in_the_same_process(
 
 @both_ways
 async def test_it_nests_in_the_lease_that_is_held_and_not_in_an_earlier_one_that_was_lost(
-    way: Way, place: Place
-) -> None:
+    way, place
+):
     earlier = distributed_lock("lottery")
     assert await way.acquire(earlier)
     assert earlier.lease is not None
@@ -272,7 +259,7 @@ async def test_it_nests_in_the_lease_that_is_held_and_not_in_an_earlier_one_that
 
 
 @both_ways
-async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way: Way, place: Place) -> None:
+async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way, place):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -284,13 +271,10 @@ async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way: Way, place:
 
 @pytest.mark.waits
 @both_ways
-async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(
-    way: Way, place: Place
-) -> None:
+async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(way, place):
     lock = distributed_lock("lottery", ttl=2, renew=False)
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     await way.until(lambda: not lease.held)
     assert await way.acquire(distributed_lock("lottery", wait=HUNG))
     with pytest.raises(LockLost):
@@ -298,9 +282,7 @@ async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(
 
 
 @both_ways
-async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(
-    way: Way, place: Place
-) -> None:
+async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(way, place):
     lost, new = distributed_lock("lottery"), distributed_lock("lottery")
 
     async def acquire():

@@ -1,9 +1,6 @@
 """REPLICAS_ACK: a grant counts once so many replicas have it."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -15,10 +12,7 @@ from tests.conftest import Locks
 from tests.support.backends import forbid_scripting
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Way, both_ways
-
-if TYPE_CHECKING:
-    pass
+from tests.support.ways import both_ways
 
 
 class Replicated:
@@ -44,7 +38,7 @@ def replicated(make_server, settings, key_prefix):
 
 @pytest.mark.proves("R11")
 @both_ways
-async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Replicated) -> None:
+async def test_a_grant_is_on_the_replica_when_it_counts(way, replicated):
     async with way.entered(distributed_lock("lottery")) as lease:
         assert lease.held
         keys = replicated.replica.client().keys(f"{replicated.locks.prefix}*:lock")
@@ -66,9 +60,7 @@ async def refusal(way):
 @pytest.mark.proves("R11")
 @pytest.mark.waits
 @both_ways
-async def test_too_few_acknowledgements_release_and_fail_the_grant(
-    way: Way, replicated: Replicated
-) -> None:
+async def test_too_few_acknowledgements_release_and_fail_the_grant(way, replicated):
     with replicated.replica.paused():
         says = await refusal(way)
         assert re.search(r"'lottery'.*0 of the 1 replicas.*REPLICAS_ACK", says)
@@ -80,7 +72,7 @@ async def test_too_few_acknowledgements_release_and_fail_the_grant(
 @pytest.mark.proves("R11")
 @pytest.mark.waits
 @both_ways
-async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Replicated) -> None:
+async def test_a_waiter_asks_for_acknowledgement_too(way, replicated):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=5)))
@@ -94,7 +86,7 @@ async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Repli
 
 @pytest.mark.waits
 @both_ways
-async def test_acknowledgement_needs_no_scripting(way: Way, replicated: Replicated) -> None:
+async def test_acknowledgement_needs_no_scripting(way, replicated):
     replicated.locks.configure(OPTIONS=forbid_scripting(replicated.locks))
     async with way.entered(distributed_lock("lottery", wait=0)) as lease:
         assert lease.held

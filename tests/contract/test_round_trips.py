@@ -3,11 +3,8 @@
 A command that is not sent cannot be slow. Every other test passes too if there is one more.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,15 +13,6 @@ from django_redislock.rules import scripts
 from tests.support.matrix import places
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks
-    from tests.support.backends import Place
-    from tests.support.clusters import Cluster
-    from tests.support.proxy import Proxy
-    from tests.support.ways import Way
 
 pytestmark = pytest.mark.no_permit("test_permits.py has what a permit costs")
 
@@ -43,12 +31,12 @@ FEATURES = {
 @pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
 @both_ways
 async def test_an_uncontended_cycle_is_two_round_trips(
-    way: Way,
-    locks: Locks,
-    proxy: Proxy,
-    options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    way,
+    locks,
+    proxy,
+    options,
+    monkeypatch,
+):
     # A lease that was held for some time is noted at its end, by another script.
     monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     locks.on(proxy)
@@ -81,8 +69,8 @@ def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_ac
 @pytest.mark.proves("R15")
 @both_ways
 async def test_several_locks_are_taken_in_one_packet_and_released_in_one(
-    way: Way, locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    way, locks, proxy, monkeypatch
+):
     monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     locks.on(proxy)
     names = "account:1", "account:2", "account:3"
@@ -103,9 +91,7 @@ async def test_several_locks_are_taken_in_one_packet_and_released_in_one(
 @pytest.mark.proves("R15")
 @places("redis", "sentinel", "cluster", "quorum")
 @both_ways
-async def test_several_locks_cost_each_server_as_many_packets_as_one(
-    way: Way, place: Place, shared_cluster: Callable[[], Cluster]
-) -> None:
+async def test_several_locks_cost_each_server_as_many_packets_as_one(way, place, shared_cluster):
     of_place = getattr(place, "locks", [])
     servers = [one.redis for one in (of_place if isinstance(of_place, list) else [of_place])]
     if place.name == "cluster":

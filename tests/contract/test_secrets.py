@@ -1,10 +1,7 @@
 """No secret ever shows: neither the token that proves ownership, nor the server's password."""
 
-from __future__ import annotations
-
 import logging
 import traceback
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -21,12 +18,6 @@ from django_redislock import (
 from django_redislock.backends.registry import backends
 from tests.support.matrix import everywhere, needs_scripts, on_servers
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.ways import Way
 
 PASSWORD = "hunter2-correct-horse"
 
@@ -46,9 +37,7 @@ def shown(*values):
 @pytest.mark.waits
 @needs_scripts
 @both_ways
-async def test_the_token_is_never_shown(
-    way: Way, place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_token_is_never_shown(way, place, caplog):
     caplog.set_level(logging.DEBUG)
     lock, errors = distributed_lock("lottery", ttl=6, wait=0), []
 
@@ -63,7 +52,6 @@ async def test_the_token_is_never_shown(
 
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     token = lease._token
     assert len(token) >= 32  # 128 bits.
     text = shown(lock, lease, lease.owner, held.get("lottery"), held.list())
@@ -97,9 +85,7 @@ def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place):
 @everywhere
 @on_servers
 @both_ways
-async def test_a_refused_password_is_not_shown(
-    way: Way, place: ServerPlace, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_password_is_not_shown(way, place, caplog):
     caplog.set_level(logging.DEBUG)
     place.configure(OPTIONS={"username": "ann", "password": PASSWORD})
     with pytest.raises(LockUnavailable) as raised:
@@ -109,9 +95,7 @@ async def test_a_refused_password_is_not_shown(
 
 @pytest.mark.proves("P10")
 @both_ways
-async def test_a_password_in_the_location_is_not_shown(
-    way: Way, settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_password_in_the_location_is_not_shown(way, settings, caplog):
     caplog.set_level(logging.DEBUG)
     settings.REDISLOCK = {"default": {"LOCATION": f"redis://ann:{PASSWORD}@127.0.0.1:1/0"}}
     with pytest.raises(LockUnavailable) as raised:

@@ -1,25 +1,19 @@
 """One handle, many threads or tasks: each acquire has a lease of its own, and ends only that."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.backends.registry import backends
-from tests.support.backends import PATIENT, Place
+from tests.support.backends import PATIENT
 from tests.support.matrix import in_turn, needs_scripts
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, await_until, wait_until
-from tests.support.ways import Way, both_ways, in_thread
-
-if TYPE_CHECKING:
-    pass
+from tests.support.ways import both_ways, in_thread
 
 
 class Meeting:
@@ -54,7 +48,7 @@ async def entered_elsewhere(way, lock):
 
 
 @both_ways
-async def test_each_thread_or_task_waits_its_turn_on_one_handle(way: Way, place: Place) -> None:
+async def test_each_thread_or_task_waits_its_turn_on_one_handle(way, place):
     lock = distributed_lock("lottery", wait=10)
     inside, most = 0, 0
 
@@ -96,9 +90,7 @@ def test_who_leaves_hides_no_lease_of_another_thread(locks):
 
 
 @both_ways
-async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(
-    way: Way, place: Place
-) -> None:
+async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(way, place):
     lock = distributed_lock("lottery")
 
     async def look():
@@ -112,9 +104,7 @@ async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(
 @pytest.mark.waits
 @in_turn
 @both_ways
-async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(
-    way: Way, place: Place
-) -> None:
+async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(way, place):
     lock, done = distributed_lock("lottery", wait=4), Meeting()
 
     async def entry():
@@ -157,9 +147,7 @@ async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place):
 
 @pytest.mark.proves("P3")
 @both_ways
-async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(
-    way: Way, place: Place
-) -> None:
+async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(way, place):
     lock, lost, done = distributed_lock("lottery"), Meeting(), Meeting()
 
     async def lose():
@@ -182,9 +170,7 @@ async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(
 
 @pytest.mark.proves("P5")
 @both_ways
-async def test_a_loss_is_told_at_the_end_of_its_block_whatever_was_acquired_meanwhile(
-    way: Way, place: Place
-) -> None:
+async def test_a_loss_is_told_at_the_end_of_its_block_whatever_was_acquired_meanwhile(way, place):
     lock = distributed_lock("lottery")
     with pytest.raises(LockLost):  # noqa: PT012
         async with way.entered(lock) as lease:
@@ -201,7 +187,7 @@ async def test_a_loss_is_told_at_the_end_of_its_block_whatever_was_acquired_mean
 
 
 @both_ways
-async def test_a_block_within_a_lost_block_ends_its_own_lease(way: Way, place: Place) -> None:
+async def test_a_block_within_a_lost_block_ends_its_own_lease(way, place):
     lock = distributed_lock("lottery")
     with pytest.raises(LockLost):  # noqa: PT012
         async with way.entered(lock) as lease:
@@ -214,9 +200,7 @@ async def test_a_block_within_a_lost_block_ends_its_own_lease(way: Way, place: P
 
 
 @both_ways
-async def test_what_is_released_and_acquired_again_in_a_block_ends_with_it(
-    way: Way, place: Place
-) -> None:
+async def test_what_is_released_and_acquired_again_in_a_block_ends_with_it(way, place):
     lock = distributed_lock("lottery")
     async with way.entered(lock):
         await way.release(lock)
@@ -229,9 +213,7 @@ async def test_what_is_released_and_acquired_again_in_a_block_ends_with_it(
 
 
 @both_ways
-async def test_a_block_that_was_released_within_a_block_leaves_the_outer_one_alone(
-    way: Way, place: Place
-) -> None:
+async def test_a_block_that_was_released_within_a_block_leaves_the_outer_one_alone(way, place):
     lock = distributed_lock("lottery", reentrant=True)
     async with way.entered(lock) as lease:
         async with way.entered(lock):
@@ -241,7 +223,7 @@ async def test_a_block_that_was_released_within_a_block_leaves_the_outer_one_alo
 
 
 @both_ways
-async def test_what_is_acquired_here_can_be_released_there(way: Way, place: Place) -> None:
+async def test_what_is_acquired_here_can_be_released_there(way, place):
     lock = distributed_lock("lottery")
     assert await way.start(lambda: way.acquire(lock)).result()
     assert lock.lease is None
@@ -256,8 +238,8 @@ async def test_what_is_acquired_here_can_be_released_there(way: Way, place: Plac
 @pytest.mark.parametrize("reentrant", [False, True])
 @both_ways
 async def test_a_release_by_one_without_a_lease_never_ends_the_block_of_another(
-    way: Way, place: Place, names: tuple[str, ...], reentrant: bool
-) -> None:
+    way, place, names, reentrant
+):
     lock = distributed_lock(*names, wait=0, reentrant=reentrant)
     async with entered_elsewhere(way, lock):
         assert await way.acquire(lock) is False
@@ -269,9 +251,7 @@ async def test_a_release_by_one_without_a_lease_never_ends_the_block_of_another(
 
 @needs_scripts
 @both_ways
-async def test_what_was_acquired_can_be_released_elsewhere_beside_a_block(
-    way: Way, place: Place
-) -> None:
+async def test_what_was_acquired_can_be_released_elsewhere_beside_a_block(way, place):
     lock = distributed_lock("lottery", limit=2)
     async with entered_elsewhere(way, lock):
         assert await way.start(lambda: way.acquire(lock)).result()
@@ -281,9 +261,7 @@ async def test_what_was_acquired_can_be_released_elsewhere_beside_a_block(
 
 
 @both_ways
-async def test_of_several_leases_of_others_none_is_released_by_guess(
-    way: Way, place: Place
-) -> None:
+async def test_of_several_leases_of_others_none_is_released_by_guess(way, place):
     lock = distributed_lock("lottery")
     assert await way.start(lambda: way.acquire(lock)).result()
     place.lapse("lottery")
@@ -380,7 +358,6 @@ def test_leases_that_nobody_released_leave_nothing_in_this_process(over, locks):
         lock = distributed_lock(name, ttl=1 if over else 30, renew=False)
         assert lock.acquire()
         lease = lock.lease
-        assert lease is not None
         if over:
             wait_until(lambda lease=lease: lease.lost_reason)
         del lock, lease

@@ -1,11 +1,8 @@
 """Signals tell what happened to locks, after the fact, and no receiver can do harm."""
 
-from __future__ import annotations
-
 import signal as os_signals
 import threading
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 import pytest
 from django.dispatch import Signal
@@ -31,12 +28,6 @@ from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.support.backends import Place
-    from tests.support.proxy import Proxy
-    from tests.support.ways import Way
-
 
 @contextmanager
 def received(signal):
@@ -60,7 +51,7 @@ def received(signal):
 
 
 @both_ways
-async def test_lock_acquired(way: Way, place: Place) -> None:
+async def test_lock_acquired(way, place):
     with received(signals.lock_acquired) as got:
         async with way.entered(distributed_lock("lottery")) as lease:
             assert [(one["sender"], one["lease"]) for one in got] == [(Lock, lease)]
@@ -69,7 +60,7 @@ async def test_lock_acquired(way: Way, place: Place) -> None:
 
 @pytest.mark.waits
 @both_ways
-async def test_lock_acquired_tells_how_long_it_was_waited_for(way: Way, place: Place) -> None:
+async def test_lock_acquired_tells_how_long_it_was_waited_for(way, place):
     with received(signals.lock_acquired) as got, held_by_other("lottery", ttl=5):
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             assert 0.2 < got[-1]["waited"] < 5 + 2 + slack()  # It looks every 2 s.
@@ -77,7 +68,7 @@ async def test_lock_acquired_tells_how_long_it_was_waited_for(way: Way, place: P
 
 @both_ways
 @pytest.mark.parametrize("success", [True, False])
-async def test_lock_released(way: Way, place: Place, success: bool) -> None:
+async def test_lock_released(way, place, success):
     lock = distributed_lock("lottery")
     with received(signals.lock_released) as got:
         assert await way.acquire(lock)
@@ -91,7 +82,7 @@ async def test_lock_released(way: Way, place: Place, success: bool) -> None:
 
 
 @both_ways
-async def test_lock_released_after_an_exception_is_no_success(way: Way, place: Place) -> None:
+async def test_lock_released_after_an_exception_is_no_success(way, place):
     with received(signals.lock_released) as got, pytest.raises(ZeroDivisionError):
         async with way.entered(distributed_lock("lottery")):
             raise ZeroDivisionError
@@ -100,7 +91,7 @@ async def test_lock_released_after_an_exception_is_no_success(way: Way, place: P
 
 @both_ways
 @pytest.mark.no_permit("the bystander may be named")
-async def test_lock_timed_out(way: Way, place: Place) -> None:
+async def test_lock_timed_out(way, place):
     with received(signals.lock_timed_out) as got, held_by_other("lottery"):
         assert not await way.acquire(distributed_lock("lottery", wait=0))
         with pytest.raises(LockTimeout):
@@ -120,7 +111,7 @@ async def test_lock_timed_out(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_lock_unavailable(way: Way, locks: Locks, proxy: Proxy) -> None:
+async def test_lock_unavailable(way, locks, proxy):
     locks.on(proxy, WAIT=0)
     reasons = ["refused", "connection", "timeout"]
     with received(signals.lock_unavailable) as got:
@@ -150,7 +141,7 @@ async def test_lock_unavailable(way: Way, locks: Locks, proxy: Proxy) -> None:
 
 
 @both_ways
-async def test_each_signal_says_how_the_name_was_written(way: Way, place: Place) -> None:
+async def test_each_signal_says_how_the_name_was_written(way, place):
     written = []
 
     def note(lease, template, **kwargs):
@@ -191,7 +182,7 @@ async def test_each_signal_says_how_the_name_was_written(way: Way, place: Place)
 
 
 @both_ways
-async def test_lock_lost_once(way: Way, place: Place) -> None:
+async def test_lock_lost_once(way, place):
     lock = distributed_lock("lottery")
     with received(signals.lock_lost) as got:
         assert await way.acquire(lock)
@@ -209,7 +200,7 @@ async def test_lock_lost_once(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_a_lost_lease_is_not_told_as_released(way: Way, place: Place) -> None:
+async def test_a_lost_lease_is_not_told_as_released(way, place):
     with received(signals.lock_released) as got, pytest.raises(LockLost):
         async with way.entered(distributed_lock("lottery")):
             place.lose_data()
@@ -219,11 +210,10 @@ async def test_a_lost_lease_is_not_told_as_released(way: Way, place: Place) -> N
 @needs_scripts
 @both_ways
 @pytest.mark.no_permit("the name has the number of the permit")
-async def test_lock_force_released(way: Way, place: Place) -> None:
+async def test_lock_force_released(way, place):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     lease = lock.lease
-    assert lease is not None
     with received(signals.lock_force_released) as got:
         assert not held.force_release("lottery", "0" * 16, by="ann")
         assert held.force_release("lottery", lease.id, by="ann")
@@ -241,7 +231,7 @@ async def test_lock_force_released(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
+async def test_nesting_tells_of_one_lease_only(way, place):
     lock = distributed_lock("lottery", reentrant=True)
     with received(signals.lock_acquired) as acquired, received(signals.lock_released) as released:
         async with way.entered(lock):
@@ -276,7 +266,6 @@ def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure
         elif how == "callback":
             lock = distributed_lock("lost", ttl=1)
             assert lock.acquire()
-            assert lock.lease is not None
             backends["default"].lost(lock.lease, "expired")
             with pytest.raises(TooLong):
                 lock.lease.on_lost(lambda _: interrupted())
@@ -315,7 +304,7 @@ async def test_what_a_signal_handler_raises_in_a_coroutine_that_receives_is_no_f
 
 @pytest.mark.waits
 @both_ways
-async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
+async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way, place):
     def slow(**kwargs):
         entered.append(kwargs)
         go_on.wait(HUNG)
@@ -337,7 +326,7 @@ async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Plac
 
 
 @both_ways
-async def test_a_receiver_may_be_a_coroutine_function(way: Way, place: Place) -> None:
+async def test_a_receiver_may_be_a_coroutine_function(way, place):
     got = []
 
     async def receive(signal, **kwargs):
@@ -418,7 +407,7 @@ async def test_an_event_loop_calls_receivers_that_never_block(locks, is_alone):
 
 
 @both_ways
-async def test_a_program_may_replace_the_list_of_receivers(way: Way, locks: Locks) -> None:
+async def test_a_program_may_replace_the_list_of_receivers(way, locks):
     told = []
 
     def prompt(**kwargs):

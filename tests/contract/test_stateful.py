@@ -5,10 +5,7 @@ or flushed, scripts are forgotten and connections are cut. The model says after 
 holds the lock, who waits in which order, and who has lost what; the fence must never fall back.
 """
 
-from __future__ import annotations
-
 import uuid
-from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from django.test import override_settings
@@ -30,11 +27,6 @@ from tests.support.losses import Loss
 from tests.support.matrix import everywhere
 from tests.support.waiting import HUNG, wait_until
 
-if TYPE_CHECKING:
-    import redis
-
-    from tests.support.servers import Endpoint
-
 NAME = "lottery"
 TTL = 100.0  # Long: time plays no part here, see tests/model for that.
 
@@ -52,9 +44,6 @@ class Rival(Actor):
 
 class LockMachine(RuleBasedStateMachine):
     """The rules: what actors and misfortune may do, and what must come of it."""
-
-    redis: ClassVar[redis.Redis]
-    url: ClassVar[str]
 
     def __init__(self):
         super().__init__()
@@ -74,7 +63,7 @@ class LockMachine(RuleBasedStateMachine):
     # --- what actors do ---------------------------------------------------------------------
 
     @rule(me=actors)
-    def try_once(self, me: int) -> None:
+    def try_once(self, me):
         assume(self._is_free(me))
         actor = self.actors[me]
         actor.lock = distributed_lock(NAME, ttl=TTL, wait=0)
@@ -84,7 +73,7 @@ class LockMachine(RuleBasedStateMachine):
             self._is_granted(me)
 
     @rule(me=actors)
-    def wait_in_the_queue(self, me: int) -> None:
+    def wait_in_the_queue(self, me):
         assume(self._is_free(me))
         actor = self.actors[me]
         if self.holder is None:
@@ -96,16 +85,15 @@ class LockMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holder is not None)
     @rule()
-    def release(self) -> None:
+    def release(self):
         actor = self.actors[self._holder()]
         actor.does(actor.lock.release)
         self._next_holds()
 
     @precondition(lambda self: self.holder is not None)
     @rule(verify=st.booleans())
-    def renew(self, verify: bool) -> None:
+    def renew(self, verify):
         lease = lease_of(self.actors[self._holder()].lock)
-        assert lease is not None
         if verify:
             lease.ensure_held(verify=True)
         else:
@@ -115,11 +103,10 @@ class LockMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.lost)
     @rule(data=st.data())
-    def find_out(self, data: st.DataObject) -> None:
+    def find_out(self, data):
         me = data.draw(st.sampled_from(sorted(self.lost)))
         actor = self.actors[me]
         lease = lease_of(actor.lock)
-        assert lease is not None
         reason = self.lost.pop(me).told(lease.lost_reason, others=self.holder is not None)
         if data.draw(st.booleans()):
             with pytest.raises(LockLost) as raised:
@@ -138,10 +125,9 @@ class LockMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holder is not None)
     @rule()
-    def force_release(self) -> None:
+    def force_release(self):
         me = self._holder()
         lease = lease_of(self.actors[me].lock)
-        assert lease is not None
         assert not held.force_release(NAME, "0" * 16)
         assert held.force_release(NAME, lease.id)
         self._forget_what_was_forced()  # The server remembers one lease for each lock.
@@ -150,7 +136,7 @@ class LockMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holder is not None)
     @rule()
-    def delete_the_key(self) -> None:
+    def delete_the_key(self):
         self.redis.delete(self.keys.lock)
         self._loses("expired")
         if self.queue:  # Whoever looks lets the first waiter in.
@@ -159,18 +145,18 @@ class LockMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.queue)
     @rule()
-    def lose_all_data(self) -> None:
+    def lose_all_data(self):
         self.redis.flushdb()
         if self.holder is not None:
             self._loses("expired")
         self._forget_what_was_forced()
 
     @rule()
-    def forget_the_scripts(self) -> None:
+    def forget_the_scripts(self):
         self.redis.script_flush()
 
     @rule()
-    def cut_all_connections(self) -> None:
+    def cut_all_connections(self):
         self.cut = True
         self.redis.client_kill_filter(_type="normal", skipme=True)
         self.redis.client_kill_filter(_type="pubsub", skipme=True)
@@ -179,13 +165,12 @@ class LockMachine(RuleBasedStateMachine):
     # --- what must be so ------------------------------------------------------------------------
 
     @invariant()
-    def one_holds_and_everybody_knows(self) -> None:
+    def one_holds_and_everybody_knows(self):
         value = self.redis.get(self.keys.lock)
         assert (value is None) is (self.holder is None)
         for me, actor in enumerate(self.actors):
             lease = lease_of(actor.lock)
             if me == self.holder:
-                assert lease is not None
                 lease.ensure_held()  # If it was handed over, its confirmation may not be read yet.
                 assert lease.held
                 assert lease.id.encode() in value
@@ -193,7 +178,7 @@ class LockMachine(RuleBasedStateMachine):
                 assert lease is None
 
     @invariant()
-    def nothing_stays_for_ever(self) -> None:
+    def nothing_stays_for_ever(self):
         for key in {*self.keys} - {self.keys.fence, self.keys.held, self.keys.ran}:
             assert self.redis.pttl(key) != -1, key
 
@@ -218,7 +203,6 @@ class LockMachine(RuleBasedStateMachine):
 
     def _is_granted(self, me):
         lease = lease_of(self.actors[me].lock)
-        assert lease is not None
         assert lease.fence > self.fence
         self.fence = lease.fence
         self.holder = me
@@ -231,7 +215,6 @@ class LockMachine(RuleBasedStateMachine):
         if self.queue:
             me = self.queue.pop(0)
             future = self.actors[me].waiting
-            assert future is not None
             assert future.result(HUNG) is True
             self._is_granted(me)
 
@@ -259,7 +242,7 @@ class LockMachine(RuleBasedStateMachine):
 @everywhere
 @pytest.mark.slow
 @pytest.mark.no_permit("every history has a prefix of its own, and flushes the bystander")
-def test_no_history_breaks_the_rules(server: Endpoint, redis_url: str) -> None:
+def test_no_history_breaks_the_rules(server, redis_url):
     LockMachine.url = redis_url
     LockMachine.redis = server.client()
     run_state_machine_as_test(

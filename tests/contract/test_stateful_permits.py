@@ -9,7 +9,8 @@ waiter as soon as a permit is free that this waiter may have, and nobody before.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import pytest
 from django.test import override_settings
@@ -24,20 +25,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redislock import LockLost, LockMisuse, distributed_lock, held
+from django_redislock import Lease, LockLost, LockMisuse, distributed_lock, held
+from django_redislock.lock import Lock
 from django_redislock.rules import flows
 from django_redislock.rules.keys import lock_keys
 from tests.support.actors import Actor
 from tests.support.losses import Loss
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    import redis
-
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
 
 NAME = "gpu"
 TTL = 100.0  # Long: a lease ends by itself only where a rule says so.
@@ -70,9 +64,6 @@ class Grant(NamedTuple):
 class PermitMachine(RuleBasedStateMachine):
     """The rules: what actors, operators and misfortune may do, and what must come of it."""
 
-    redis: ClassVar[redis.Redis]
-    url: ClassVar[str]
-
     def __init__(self):
         super().__init__()
         prefix = f"stateful-{uuid.uuid4().hex[:8]}"
@@ -91,11 +82,11 @@ class PermitMachine(RuleBasedStateMachine):
     # --- what actors do ---------------------------------------------------------------------
 
     @initialize(limits=st.lists(limits, min_size=3, max_size=6))
-    def begin(self, limits: list[int]) -> None:
+    def begin(self, limits):
         self.arrive(limits)
 
     @rule(limits=st.lists(limits, min_size=1, max_size=3))
-    def arrive(self, limits: list[int]) -> None:
+    def arrive(self, limits):
         """Some who have nothing wait for a permit, or get one at once."""
         for limit in limits:
             # Two that pause one and wait for another are another matter: a circle.
@@ -106,7 +97,7 @@ class PermitMachine(RuleBasedStateMachine):
                 self._serve()
 
     @rule(number=actors, limit=limits)
-    def try_once(self, number: int, limit: int) -> None:
+    def try_once(self, number, limit):
         me, lock = self._awake(number), distributed_lock(NAME, limit=limit)
         if len(self._of(me)) >= limit:
             with pytest.raises(LockMisuse, match="already"):
@@ -120,19 +111,19 @@ class PermitMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    def release(self, data):
         self._release(self._permit(data))
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
-    def renew(self, data: st.DataObject) -> None:
+    def renew(self, data):
         number = self._permit(data)
         self.holders[number].lease.renew()
         assert TTL - 5 < self.redis.pttl(self.keys[number].lock) / 1000 <= TTL
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
-    def nest(self, data: st.DataObject) -> None:
+    def nest(self, data):
         grant = self.holders[self._permit(data)]
         assume(not any(lost.who is grant.who for lost, _ in self.lost))
         mine = [one.lease for one in self._of(grant.who)]
@@ -145,7 +136,7 @@ class PermitMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.lost)
     @rule()
-    def find_out(self) -> None:
+    def find_out(self):
         grant, loss = self.lost.pop(0)
         number = grant.lease.permit
         others = number in self.holders or (number == 1 and self.entry == "begun")
@@ -159,7 +150,7 @@ class PermitMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
-    def expire(self, data: st.DataObject) -> None:
+    def expire(self, data):
         number = self._permit(data)
         # At once: a renewal that is on its way must not come before the end.
         self.redis.pexpireat(self.keys[number].lock, 1)
@@ -167,7 +158,7 @@ class PermitMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
-    def force_release(self, data: st.DataObject) -> None:
+    def force_release(self, data):
         number = self._permit(data)
         others = [grant.lease.id for other, grant in self.holders.items() if other != number]
         for wrong in ("0" * 16, *others):
@@ -179,7 +170,7 @@ class PermitMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.entry)
     @rule(begins=st.booleans())
-    def hold_back(self, begins: bool) -> None:
+    def hold_back(self, begins):
         begun = held.pause(NAME, 600, by="ann")
         assert begun is (1 not in self.holders)
         self.entry = "begun" if begun else "first in line"
@@ -190,19 +181,19 @@ class PermitMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.entry)
     @rule()
-    def resume(self) -> None:
+    def resume(self):
         assert held.resume(NAME)
         self.entry = ""
         self._serve()
 
     @rule()
-    def forget_the_scripts(self) -> None:
+    def forget_the_scripts(self):
         self.redis.script_flush()
 
     # --- what must be so ------------------------------------------------------------------------
 
     @invariant()
-    def each_permit_has_one_holder_and_all_know(self) -> None:
+    def each_permit_has_one_holder_and_all_know(self):
         for number, keys in self.keys.items():
             value, grant = self.redis.get(keys.lock), self.holders.get(number)
             if grant is None:
@@ -215,7 +206,7 @@ class PermitMachine(RuleBasedStateMachine):
         assert not any(waiter.acquiring.done() for waiter in self.queue)
 
     @invariant()
-    def nothing_stays_for_ever(self) -> None:
+    def nothing_stays_for_ever(self):
         for number, keys in self.keys.items():
             for key in (keys.lock, keys.queue, keys.forced, keys.past):
                 assert self.redis.pttl(key) != -1, (number, key)

@@ -3,8 +3,6 @@
 The eleventh, the lottery that all of them are for, is tests/demo/test_lottery.py and `make demo`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -12,7 +10,6 @@ import time
 from contextlib import nullcontext, suppress
 from itertools import count, pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -28,12 +25,6 @@ from tests.support.others import held_by_other, release_of, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks, MakeProxy, Spawn
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.proxy import Proxy
-    from tests.support.ways import Way
 
 
 def taken(lease):
@@ -52,7 +43,7 @@ def sent_after(proxy, count):
 
 @pytest.mark.proves("P1")
 @on_servers
-def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) -> None:
+def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place):
     key = lock_keys(place.locks.prefix, "lottery").lock
     tokens = set()
     for _ in range(2):
@@ -75,9 +66,7 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
 
 @pytest.mark.proves("P3", "R12")
 @everywhere
-def test_02_release_is_one_atomic_compare_and_delete_in_lua(
-    locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_02_release_is_one_atomic_compare_and_delete_in_lua(locks, proxy, monkeypatch):
     # A lease that was held for some time is noted at its end, by another script.
     monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
     locks.on(proxy)
@@ -95,9 +84,7 @@ def test_02_release_is_one_atomic_compare_and_delete_in_lua(
 
 
 @unscripted
-def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
-    place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(place, make_proxy, caplog):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     lock = distributed_lock("lottery", wait=0)
@@ -119,9 +106,7 @@ def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
 
 @pytest.mark.proves("P3")
 @unscripted
-def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
-    place: ServerPlace, make_proxy: MakeProxy
-) -> None:
+def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(place, make_proxy):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     key = lock_keys(place.locks.prefix, "lottery").lock
@@ -144,7 +129,7 @@ def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
 
 @pytest.mark.waits
 @unscripted
-def test_03_waiters_come_back_by_bounded_backoff(place: ServerPlace, make_proxy: MakeProxy) -> None:
+def test_03_waiters_come_back_by_bounded_backoff(place, make_proxy):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     with held_by_other("lottery"):
@@ -240,8 +225,8 @@ def _has_ended(pid):
 @on_servers
 @needs_scripts
 def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
-    place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn, role: str, action: str
-) -> None:
+    place, make_proxy, spawn, role, action
+):
     """There is no moment between SETNX and EXPIRE, nor any other like it."""
     kill_at_each_step(Victims(place, make_proxy(place.locks.server), spawn), place, role, action)
 
@@ -249,9 +234,7 @@ def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
 @unscripted
-def test_04_nor_where_scripting_is_forbidden(
-    place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn, action: str
-) -> None:
+def test_04_nor_where_scripting_is_forbidden(place, make_proxy, spawn, action):
     # There is no queue to wait in.
     kill_at_each_step(
         Victims(place, make_proxy(place.locks.server), spawn), place, "holder", action
@@ -281,9 +264,7 @@ def kill_at_each_step(victims, place, role, action):
 @on_servers
 @needs_scripts
 @pytest.mark.no_permit("the lock of another package has no permits")
-def test_04_a_naive_lock_does_not_stand_this_test(
-    place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn
-) -> None:
+def test_04_a_naive_lock_does_not_stand_this_test(place, make_proxy, spawn):
     victims = Victims(place, make_proxy(place.locks.server), spawn)
     left = []
     for step in count():
@@ -300,7 +281,7 @@ def test_04_a_naive_lock_does_not_stand_this_test(
 @pytest.mark.proves("P3")
 @on_servers
 @both_ways
-async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: ServerPlace) -> None:
+async def test_05_a_release_by_the_wrong_owner_is_refused(way, place):
     backend = backends["default"]
     async with way.entered(distributed_lock("lottery")) as lease:
         form = release_of(lease)
@@ -315,7 +296,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
 @pytest.mark.waits
 @on_servers
 @both_ways
-async def test_05_a_late_release_leaves_the_next_owner_alone(way: Way, place: ServerPlace) -> None:
+async def test_05_a_late_release_leaves_the_next_owner_alone(way, place):
     late = distributed_lock("lottery", ttl=2, renew=False)
     assert await way.acquire(late)
     await way.until(lambda: held.get("lottery") is None)
@@ -329,9 +310,7 @@ async def test_05_a_late_release_leaves_the_next_owner_alone(way: Way, place: Se
 
 
 @both_ways
-async def test_06_ownership_is_checked_before_the_resource_is_touched(
-    way: Way, place: Place
-) -> None:
+async def test_06_ownership_is_checked_before_the_resource_is_touched(way, place):
     written = []
     with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
@@ -348,13 +327,12 @@ async def test_06_ownership_is_checked_before_the_resource_is_touched(
 
 
 @both_ways
-async def test_07_a_reentrant_lock_counts_its_holds(way: Way, place: Place) -> None:
+async def test_07_a_reentrant_lock_counts_its_holds(way, place):
     lock = distributed_lock("lottery", reentrant=True)
     for _ in range(3):
         assert await way.acquire(lock)
     for _ in range(3):
         assert await way.locked(lock)
-        assert lock.lease is not None
         assert lock.lease.held
         await way.release(lock)
     assert lock.lease is None
@@ -368,7 +346,7 @@ async def test_07_a_reentrant_lock_counts_its_holds(way: Way, place: Place) -> N
 
 @pytest.mark.waits
 @both_ways
-async def test_08_try_lock_with_a_wait_time_and_a_lease_time(way: Way, place: Place) -> None:
+async def test_08_try_lock_with_a_wait_time_and_a_lease_time(way, place):
     impatient = distributed_lock("lottery", wait=0.1, ttl=2, renew=False)
     patient = distributed_lock("lottery", wait=HUNG, ttl=2, renew=False)
     with held_by_other("lottery", ttl=5):
@@ -397,7 +375,6 @@ def test_09_a_lease_is_renewed_automatically(locks, spawn):
     with pytest.raises(LockTimeout):
         lock.__enter__()
     seen = held.get("lottery")
-    assert seen is not None
     assert seen.renewals >= 2
 
 
@@ -427,7 +404,6 @@ def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(loc
                 with distributed_lock(name, wait=0) as lease:
                     lease.renew()
                     seen = held.get(name)
-                    assert seen is not None
                     assert (seen.name, seen.id, seen.fence) == (name, lease.id, lease.fence)
                     fences.append(lease.fence)
             assert fences == sorted(set(fences))

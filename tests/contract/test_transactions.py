@@ -12,7 +12,6 @@ import re
 import textwrap
 import unittest
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -27,7 +26,7 @@ from django.db.transaction import (
     set_autocommit,
     set_rollback,
 )
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, TestCase
 from django.urls import path
 
@@ -47,10 +46,6 @@ from tests.support.processes import python
 from tests.support.stored import NAME, is_left_clean, keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    from django.http import HttpRequest
-
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -563,7 +558,6 @@ def test_a_release_before_the_commit_is_logged_once_for_each_place(locks, caplog
             assert is_left_clean(locks)
     (warning,) = told(caplog)
     place = re.search(r"released at (.+):(\d+) while", warning)
-    assert place is not None
     assert place[1] == __file__
     assert "this line" in linecache.getline(__file__, int(place[2]) + 1)
     assert "open the transaction under it, or pass release_on_commit=True" in warning

@@ -1,11 +1,8 @@
 """Waiting: how long, in which order, and what is left of those who give up."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,16 +14,11 @@ from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, InLoop, both_ways
 
-if TYPE_CHECKING:
-    from tests.support.backends import Place
-    from tests.support.ways import Way
-
-
 # --- how long ------------------------------------------------------------------------------------
 
 
 @both_ways
-async def test_wait_0_tries_once(way: Way, place: Place) -> None:
+async def test_wait_0_tries_once(way, place):
     with held_by_other("lottery"):
         start = time.monotonic()
         assert await way.acquire(distributed_lock("lottery", wait=0)) is False
@@ -34,7 +26,7 @@ async def test_wait_0_tries_once(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_wait_bounds_the_waiting(way: Way, place: Place) -> None:
+async def test_wait_bounds_the_waiting(way, place):
     with held_by_other("lottery"):
         start = time.monotonic()
         assert await way.acquire(distributed_lock("lottery", wait=0.2)) is False
@@ -43,7 +35,7 @@ async def test_wait_bounds_the_waiting(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_the_setting_wait_is_what_none_means(way: Way, place: Place) -> None:
+async def test_the_setting_wait_is_what_none_means(way, place):
     place.configure(WAIT=0.1)
     with held_by_other("lottery"), pytest.raises(LockTimeout):
         async with way.entered(distributed_lock("lottery")):
@@ -51,7 +43,7 @@ async def test_the_setting_wait_is_what_none_means(way: Way, place: Place) -> No
 
 
 @both_ways
-async def test_wait_inf_waits_until_it_is_free(way: Way, place: Place) -> None:
+async def test_wait_inf_waits_until_it_is_free(way, place):
     async def wait():
         return await way.acquire(distributed_lock("lottery", wait=math.inf))
 
@@ -64,9 +56,7 @@ async def test_wait_inf_waits_until_it_is_free(way: Way, place: Place) -> None:
 
 @everywhere
 @both_ways
-async def test_a_waiter_has_the_lock_when_the_holder_releases_it(
-    way: Way, place: Place, if_rung: float
-) -> None:
+async def test_a_waiter_has_the_lock_when_the_holder_releases_it(way, place, if_rung):
     async def wait():
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             return time.monotonic()
@@ -83,9 +73,7 @@ async def test_a_waiter_has_the_lock_when_the_holder_releases_it(
 
 @pytest.mark.waits
 @both_ways
-async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(
-    way: Way, place: Place, if_rung: float
-) -> None:
+async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(way, place, if_rung):
     start = time.monotonic()
     with held_by_other("lottery", ttl=2):
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
@@ -98,7 +86,7 @@ async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(
 @pytest.mark.proves("P6")
 @everywhere
 @in_turn
-def test_threads_and_tasks_are_served_first_come_first_served(place: Place) -> None:
+def test_threads_and_tasks_are_served_first_come_first_served(place):
     served = []
 
     async def take(way, number):
@@ -122,14 +110,13 @@ def test_threads_and_tasks_are_served_first_come_first_served(place: Place) -> N
 @pytest.mark.proves("P6", "R14")
 @in_turn
 @both_ways
-async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) -> None:
+async def test_nobody_barges_in_before_those_who_wait(way, place):
     async def wait():
         async with way.entered(distributed_lock("lottery", wait=HUNG)) as lease:
             return lease.fence
 
     lock = distributed_lock("lottery", wait=0)
     assert await way.acquire(lock)
-    assert lock.lease is not None
     before = lock.lease.fence
     waiting = way.start(wait)
     await way.until(lambda: waiters("lottery") == 1)
@@ -149,7 +136,7 @@ async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) ->
 @pytest.mark.as_permit
 @in_turn
 @both_ways
-async def test_a_lapsed_lock_goes_to_who_waits_not_to_who_comes(way: Way, place: Place) -> None:
+async def test_a_lapsed_lock_goes_to_who_waits_not_to_who_comes(way, place):
     with held_by_other("lottery", ttl=60):
         waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=HUNG)))
         await way.until(lambda: waiters("lottery") == 1)
@@ -160,9 +147,7 @@ async def test_a_lapsed_lock_goes_to_who_waits_not_to_who_comes(way: Way, place:
 
 @in_turn
 @both_ways
-async def test_waiters_that_start_together_are_served_without_delay(
-    way: Way, place: Place, if_rung: float
-) -> None:
+async def test_waiters_that_start_together_are_served_without_delay(way, place, if_rung):
     async def take():
         async with way.entered(distributed_lock("lottery", wait=HUNG)):
             pass
@@ -175,7 +160,7 @@ async def test_waiters_that_start_together_are_served_without_delay(
 
 @pytest.mark.as_permit
 @both_ways
-async def test_everybody_has_a_turn(way: Way, place: Place) -> None:
+async def test_everybody_has_a_turn(way, place):
     fences = []
 
     async def take():
@@ -198,7 +183,7 @@ async def test_everybody_has_a_turn(way: Way, place: Place) -> None:
 @pytest.mark.as_permit
 @in_turn
 @both_ways
-async def test_who_gives_up_leaves_the_queue(way: Way, place: Place, if_rung: float) -> None:
+async def test_who_gives_up_leaves_the_queue(way, place, if_rung):
     async def wait():
         return await way.acquire(distributed_lock("lottery", wait=HUNG))
 
@@ -216,7 +201,7 @@ async def test_who_gives_up_leaves_the_queue(way: Way, place: Place, if_rung: fl
 
 @pytest.mark.proves("R4")
 @everywhere
-async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
+async def test_a_cancelled_task_leaves_nothing_behind(place):
     with held_by_other("lottery"):
         waiting = asyncio.create_task(distributed_lock("lottery").aacquire())
         await _let_wait(place)
@@ -229,7 +214,7 @@ async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
 
 
 @everywhere
-async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Place) -> None:
+async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place):
     async def take(lock):
         async with lock:
             await asyncio.sleep(0)
@@ -256,9 +241,7 @@ class Interrupted(Exception):
 # The others are what the connection to a server raises, too.
 @pytest.mark.parametrize("error", [Interrupted, TimeoutError, ConnectionResetError, OSError])
 @everywhere
-def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(
-    place: Place, error: type[Exception]
-) -> None:
+def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(place, error):
     with alarm(error) as set_alarm, held_by_other("lottery"):
         with pytest.raises(error):  # noqa: PT012 - it may come at once
             set_alarm(0.1)
@@ -276,7 +259,7 @@ async def _let_wait(place):
 
 
 @everywhere
-async def test_many_tasks_wait_on_one_connection(place: Place) -> None:
+async def test_many_tasks_wait_on_one_connection(place):
     async def take():
         async with distributed_lock("lottery", wait=HUNG) as lease:
             return lease.fence

@@ -1,13 +1,10 @@
 """The watchdog renews what is held: one thread per backend, batched, until release or loss."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,11 +16,6 @@ from django_redislock.rules.steps import Unanswered
 from tests.support.matrix import CLUSTER, MEMORY, everywhere, on_servers, places
 from tests.support.waiting import await_until, wait_until
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.conftest import MakeProxy
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.ways import Way
 
 
 def watchdogs():
@@ -44,7 +36,7 @@ async def taken(way, lock):
 @pytest.mark.proves("R7")
 @pytest.mark.waits
 @both_ways
-async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place) -> None:
+async def test_a_lease_outlives_its_ttl_while_it_is_held(way, place):
     begin = time.monotonic()
     async with way.entered(distributed_lock("lottery", ttl=9)) as lease:
         await way.until(lambda: lease.renewals >= 4)
@@ -52,15 +44,12 @@ async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place)
         assert time.monotonic() - begin > 9.6
         assert lease.held
         seen = held.get("lottery")
-        assert seen is not None
         assert seen.id == lease.id
 
 
 @pytest.mark.waits
 @both_ways
-async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_renewals(
-    way: Way, place: Place
-) -> None:
+async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_renewals(way, place):
     async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
         watchdog, token = backends["default"].watchdog_of(lease.name), lease._token
         await way.until(lambda: token in watchdog._last)
@@ -76,7 +65,7 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
 
 @pytest.mark.waits
 @both_ways
-async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
+async def test_renew_false_lets_it_end(way, place):
     lock = distributed_lock("lottery", ttl=2, renew=False)
     lease = await taken(way, lock)
     await way.until(lambda: held.get("lottery") is None)
@@ -86,7 +75,7 @@ async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
 
 @pytest.mark.waits
 @both_ways
-async def test_the_setting_renew_is_what_none_means(way: Way, place: Place) -> None:
+async def test_the_setting_renew_is_what_none_means(way, place):
     place.configure(RENEW=False)
     lease = await taken(way, lock := distributed_lock("lottery", ttl=2))
     await way.until(lambda: held.get("lottery") is None)
@@ -97,7 +86,7 @@ async def test_the_setting_renew_is_what_none_means(way: Way, place: Place) -> N
 
 
 @both_ways
-async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
+async def test_a_released_lease_is_not_renewed(way, place):
     async with way.entered(distributed_lock("lottery", ttl=4)) as lease:
         pass
     renewals = lease.renewals
@@ -109,7 +98,7 @@ async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
 @pytest.mark.proves("R7")
 @pytest.mark.waits
 @both_ways
-async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) -> None:
+async def test_a_blocked_body_is_renewed_all_the_same(way, place):
     # As by a query: it blocks the event loop too, but the watchdog has a thread of its own.
     async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
         time.sleep(6.2)
@@ -121,7 +110,7 @@ async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) ->
 
 @pytest.mark.proves("R7")
 @everywhere
-def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None:
+def test_one_thread_renews_the_leases_of_threads_and_tasks(place):
     async def hold(number):
         async with distributed_lock(f"task:{number}", ttl=5) as lease:
             await await_until(lambda: lease.renewals)
@@ -159,7 +148,7 @@ def test_the_thread_ends_when_settings_changed_and_the_last_lease_is_over(place)
 
 @pytest.mark.waits
 @both_ways
-async def test_who_is_forgotten_does_not_keep_a_lease(way: Way, place: Place) -> None:
+async def test_who_is_forgotten_does_not_keep_a_lease(way, place):
     # The watchdog holds leases weakly.
     assert await way.acquire(distributed_lock("lottery", ttl=2))
     gc.collect()
@@ -200,7 +189,7 @@ def test_an_idle_watchdog_sends_nothing(locks, proxy):
 
 
 @places(MEMORY)
-def test_acquires_do_not_wake_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquires_do_not_wake_it(place, monkeypatch):
     with distributed_lock("lottery", ttl=60):
         pass
     watchdog, woken = backends["default"].watchdog_of("lottery"), []
@@ -225,7 +214,7 @@ def test_acquires_do_not_wake_it(place: Place, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.waits
 @on_servers
-def test_trouble_with_one_lease_costs_no_other_its_renewal(place: ServerPlace) -> None:
+def test_trouble_with_one_lease_costs_no_other_its_renewal(place):
     bad, good = distributed_lock("tombola", ttl=5), distributed_lock("lottery", ttl=5)
     assert bad.acquire()
     with good as lease:
@@ -274,7 +263,6 @@ def test_a_handler_of_logs_that_raises_ends_no_renewals_and_hides_no_loss(place,
         lock = distributed_lock("lottery", ttl=6)
         assert lock.acquire()
         lease = lock.lease
-        assert lease is not None
         renewer = backends["default"].watchdog_of("lottery")._renewer
         renew_many = renewer.renew_many
         silent = Unanswered("silent", 0.0, 0.0)
@@ -321,8 +309,8 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(place, m
 @on_servers
 @both_ways
 async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
-    way: Way, place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
-) -> None:
+    way, place, make_proxy, caplog
+):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
@@ -342,9 +330,7 @@ async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
 @pytest.mark.proves("R7")
 @pytest.mark.waits
 @both_ways
-async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
-    way: Way, place: Place
-) -> None:
+async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(way, place):
     lock = distributed_lock("lottery", ttl=6)
     lease = await taken(way, lock)
     while not lease.renewals:
@@ -417,7 +403,6 @@ def test_a_try_for_a_long_lease_leaves_time_for_short_ones(late, locks, proxy):
     long = distributed_lock("lottery", ttl=60)
     assert long.acquire()
     lease = long.lease
-    assert lease is not None
     short = [distributed_lock(f"tombola:{ttl}", ttl=ttl) for ttl in (3, 3.5)]
     assert all(lock.acquire() for lock in short)
     leases = [lock.lease for lock in short if lock.lease is not None]

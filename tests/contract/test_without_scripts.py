@@ -7,7 +7,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,15 +27,6 @@ from django_redislock.rules.steps import Call
 from tests.support.matrix import everywhere, unscripted
 from tests.support.others import RIVAL, add_rival, rival
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, MakeProxy
-    from tests.support.backends import ServerPlace
-
 
 MINE, OTHERS = "1" * 32, "2" * 32
 
@@ -135,7 +126,7 @@ def without_times(value):
 
 @everywhere
 @pytest.mark.parametrize("sequence", SEQUENCES)
-def test_scripts_and_plain_commands_answer_and_write_the_same(sequence: str, locks: Locks) -> None:
+def test_scripts_and_plain_commands_answer_and_write_the_same(sequence, locks):
     told = []
     for ways in ([True], [False], [True, False], [False, True]):  # They take turns too.
         client = Client(locks, f"{sequence}{ways}")
@@ -234,13 +225,10 @@ def test_leases_that_expired_do_not_stay_in_the_index_for_ever(locks):
 
 
 @unscripted
-def test_who_may_run_scripts_lists_and_frees_what_plain_commands_hold(
-    place: ServerPlace, settings: Settings
-) -> None:
+def test_who_may_run_scripts_lists_and_frees_what_plain_commands_hold(place, settings):
     add_rival(settings, place.locks, OPTIONS={})
     lock = distributed_lock("lottery", wait=0)
     assert lock.acquire()
-    assert lock.lease is not None
     assert [one.id for one in held.list(using=RIVAL)] == [lock.lease.id]
     assert not rival("lottery").acquire()
     assert held.force_release("lottery", lock.lease.id, using=RIVAL)
@@ -267,16 +255,14 @@ def draw() -> None:
     ],
     ids=["task", "list", "detail", "force release", "records", "unique_queued"],
 )
-def test_what_needs_scripts_is_unavailable_and_says_so(
-    use: Callable[[], object], place: ServerPlace
-) -> None:
+def test_what_needs_scripts_is_unavailable_and_says_so(use, place):
     with pytest.raises(LockUnavailable, match=r"need EVAL.*allow \+eval and \+evalsha"):
         use()
     assert place.locks.keys() == []
 
 
 @unscripted
-async def test_awaiting_needs_no_thread_of_the_event_loop(place: ServerPlace) -> None:
+async def test_awaiting_needs_no_thread_of_the_event_loop(place):
     """All may be busy for longer than `wait`, and there are none when the interpreter ends."""
     threads = ThreadPoolExecutor()
     threads.shutdown()
@@ -286,9 +272,7 @@ async def test_awaiting_needs_no_thread_of_the_event_loop(place: ServerPlace) ->
 
 
 @unscripted
-async def test_many_coroutines_start_no_more_threads_than_there_are_connections(
-    place: ServerPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_coroutines_start_no_more_threads_than_there_are_connections(place, monkeypatch):
     def start(work, name):
         calls.append(start_in_thread(work, name))
         running.append(sum(not call.done() for call in calls))
@@ -310,9 +294,7 @@ async def test_many_coroutines_start_no_more_threads_than_there_are_connections(
 
 
 @unscripted
-async def test_a_silent_server_lets_no_coroutine_wait_for_its_turn_for_ever(
-    place: ServerPlace, make_proxy: MakeProxy
-) -> None:
+async def test_a_silent_server_lets_no_coroutine_wait_for_its_turn_for_ever(place, make_proxy):
     """Each turn lasts as long as the server is silent, and there are many more coroutines."""
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
@@ -333,12 +315,11 @@ async def test_a_silent_server_lets_no_coroutine_wait_for_its_turn_for_ever(
 
 
 @unscripted
-def test_what_needs_no_scripts_works(place: ServerPlace) -> None:
+def test_what_needs_no_scripts_works(place):
     lock = distributed_lock("lottery", min_hold=60, wait=0)
     with lock as lease:
         lease.renew()
         seen = held.get("lottery")
-        assert seen is not None
         assert (seen.id, seen.fence, seen.renewals, seen.state) == (
             lease.id,
             lease.fence,
@@ -348,7 +329,6 @@ def test_what_needs_no_scripts_works(place: ServerPlace) -> None:
     assert lock.locked()
     assert not lock.acquire()
     seen = held.get("lottery")
-    assert seen is not None
     assert (seen.state, seen.owner) == ("cooling", lease.owner)
 
 

@@ -1,7 +1,5 @@
 """A site with the views that the tests of the debug toolbar and of the health check visit."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from django.http import HttpResponse

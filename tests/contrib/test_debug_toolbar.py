@@ -1,7 +1,5 @@
 """The panel of the debug toolbar, within the toolbar itself."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

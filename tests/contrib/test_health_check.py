@@ -1,7 +1,5 @@
 """The check for django-health-check, by the view of that package."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

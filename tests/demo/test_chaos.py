@@ -1,7 +1,5 @@
 """`make demo-chaos` from the outside: much goes wrong, and each lottery is drawn once."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The demo from the outside: what `make demo` runs, its ends, and what it leaves behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`make demo-admin` from the outside: what a newcomer finds, and what is left afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`make demo-jobs` from the outside: one of each kind runs, and a beat goes on for another one."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

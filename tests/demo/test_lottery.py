@@ -5,8 +5,6 @@ at noon, by clocks that differ by up to 100 ms. A draw takes 20 ms, so a server 
 would find a plain lock free again.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """`make demo-stale-holder` from the outside: what it shows is what docs/effects.md quotes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

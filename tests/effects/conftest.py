@@ -1,19 +1,13 @@
 """Several holders of one lock at once, as after a server has lost its data; tasks in eager mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock import Lease, LockError, distributed_lock
 from tests.support.celery_app import EAGER, celery_app
-
-if TYPE_CHECKING:
-    pass
 
 Holders = Callable[[int], list[Lease]]
 

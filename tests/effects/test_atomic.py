@@ -1,12 +1,9 @@
 """lease.atomic(): the transaction that a late holder cannot write in, on real databases."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -29,7 +26,6 @@ from tests.support.databases import (
     MARIADB,
     POSTGRES,
     SQLITE,
-    MakeDatabase,
     await_blocked,
     on_mariadb,
     on_postgres,
@@ -37,12 +33,6 @@ from tests.support.databases import (
     on_sqlite,
 )
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks
-    from tests.effects.conftest import Holders
 
 # What the lock's own server does is proven elsewhere.
 
@@ -192,8 +182,8 @@ def test_an_error_that_broke_no_more_than_a_savepoint_lets_the_block_commit(lock
 
 @on_mariadb
 def test_what_follows_a_caught_deadlock_is_not_committed_without_the_claim(
-    locks: Locks, database: str, in_threads: Callable[..., Any]
-) -> None:
+    locks, database, in_threads
+):
     """MariaDB has rolled back all before it, and begins a transaction with the next statement."""
     Counter.objects.using(database).bulk_create([Counter(name="a"), Counter(name="b")])
     counters = Counter.objects.using(database).select_for_update()
@@ -224,8 +214,8 @@ def test_what_follows_a_caught_deadlock_is_not_committed_without_the_claim(
 
 @on_mariadb
 def test_what_a_testcase_has_read_before_does_not_hide_a_newer_fence(
-    locks: Locks, make_database: MakeDatabase, in_threads: Callable[..., Any]
-) -> None:
+    locks, make_database, in_threads
+):
     database = make_database("effects", isolation="repeatable read")
 
     def overtake():
@@ -362,9 +352,7 @@ def test_first_claims_at_once_are_all_decided(holders, database, in_threads):
 
 @on_servers
 @pytest.mark.parametrize("level", LEVELS)
-def test_at_each_isolation_level_no_update_is_lost(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
-) -> None:
+def test_at_each_isolation_level_no_update_is_lost(holders, make_database, in_threads, level):
     database = make_database("effects", isolation=level)
     leases = holders(6)
     outcomes = race(database, leases, in_threads)
@@ -378,8 +366,8 @@ def test_at_each_isolation_level_no_update_is_lost(
 @on_postgres
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_where_a_snapshot_is_final_an_overlap_is_the_databases_error_and_the_next_try_is_judged(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
-) -> None:
+    holders, make_database, in_threads, level
+):
     database = make_database("effects", isolation=level)
     earliest, early, late = holders(3)
     with earliest.atomic(database):
@@ -426,9 +414,7 @@ def _enter(lease, database):
 
 
 @on_sqlite
-def test_on_sqlite_readers_before_us_do_not_lock_us_out(
-    holders: Holders, database: str, in_threads: Callable[..., Any]
-) -> None:
+def test_on_sqlite_readers_before_us_do_not_lock_us_out(holders, database, in_threads):
     # A transaction that reads first fails with "database is locked" if another one has written
     # since. Ours begins with its write, so it waits in line.
     leases = holders(8)
@@ -438,8 +424,8 @@ def test_on_sqlite_readers_before_us_do_not_lock_us_out(
 
 @on_sqlite
 def test_on_sqlite_a_database_that_stays_locked_is_its_own_error(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any]
-) -> None:
+    holders, make_database, in_threads
+):
     database = make_database("effects", timeout=0.1)
     early, late = holders(2)
     with early.atomic(database), ThreadPoolExecutor(1) as thread:
@@ -528,9 +514,7 @@ def test_a_missing_table_is_said_with_the_command_that_makes_it(locks, make_data
 
 
 @on_mariadb
-def test_a_database_without_transactions_is_refused(
-    locks: Locks, make_database: MakeDatabase
-) -> None:
+def test_a_database_without_transactions_is_refused(locks, make_database):
     database = make_database("effects", init_command="SET default_storage_engine = MyISAM")
     with (
         distributed_lock("lottery") as lease,

@@ -1,10 +1,7 @@
 """fenced_update(): rows that remember the fence that they were written under."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import IntegrityError, OperationalError, connections, transaction
@@ -15,12 +12,6 @@ from django_redislock import LockLost, distributed_lock, fenced_update
 from tests.effects.models import Annual, Counter, Letter, Note, Report, Till, Unfenced
 from tests.support.databases import MARIADB, POSTGRES, await_blocked, on_postgres, on_servers
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.effects.conftest import Holders
-    from tests.support.databases import MakeDatabase
 
 
 def reports(database):
@@ -139,8 +130,8 @@ def test_refused_rows_are_counted_also_if_the_transaction_has_read_before(
 @on_postgres
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_where_a_snapshot_is_final_it_is_the_database_s_error(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
-) -> None:
+    holders, make_database, in_threads, level
+):
     database = make_database("effects", isolation=level)
     early, late = holders(2)
     with pytest.raises(OperationalError, match="could not serialize"):
@@ -161,8 +152,8 @@ class Replicated:
 @on_servers
 @pytest.mark.parametrize("joined", [False, True])
 def test_who_has_waited_for_a_later_lease_is_refused_however_the_rows_are_selected(
-    holders: Holders, database: str, in_threads: Callable[..., Any], joined: bool
-) -> None:
+    holders, database, in_threads, joined
+):
     """PostgreSQL asks a subquery no second time, and Django puts all of a join into one."""
     early, late = holders(2)
     note = Note.objects.using(database).create(report=reports(database).create())
@@ -181,8 +172,8 @@ def test_who_has_waited_for_a_later_lease_is_refused_however_the_rows_are_select
 
 @on_servers
 def test_who_has_waited_for_a_later_lease_is_refused_also_with_values_of_a_parent(
-    holders: Holders, database: str, in_threads: Callable[..., Any]
-) -> None:
+    holders, database, in_threads
+):
     """Django selects the rows of such a model first, and updates both tables after that."""
     early, late = holders(2)
     tills = Till.objects.using(database)

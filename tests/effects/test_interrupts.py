@@ -1,9 +1,5 @@
 """Ctrl-C, time limits and cancellations: no lock stays taken, and no transaction open."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from django.db import connections
 
@@ -15,9 +11,6 @@ from tests.faults.test_process import NAME, TOO_EARLY, sweep
 from tests.support.backends import UNHURRIED
 from tests.support.databases import on_sqlite
 
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-
 
 @pytest.fixture
 def locks(locks, undo_in_time):
@@ -28,9 +21,7 @@ def locks(locks, undo_in_time):
 @pytest.mark.slow
 @pytest.mark.proves("R4")
 @on_sqlite
-def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
-    locks: Locks, database: str
-) -> None:
+def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(locks, database):
     left_open = 0
 
     def enter():
@@ -59,8 +50,8 @@ def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
 @pytest.mark.parametrize("is_found", [False, True])
 @on_sqlite
 def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_no_half(
-    locks: Locks, database: str, is_found: bool
-) -> None:
+    locks, database, is_found
+):
     """Also if the run is found done only after its lock was granted, and so is given back."""
     task = lottery(database, key=NAME)
     halves = []

@@ -3,12 +3,9 @@
 And whoever has the lock next does what is left to do, so that it is done exactly once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 from django.db import connections
@@ -18,9 +15,6 @@ from django_redislock.models import Fence
 from tests.effects.models import Counter, Entry
 from tests.support.databases import described, use
 from tests.support.processes import hear, say
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.slow
 

@@ -1,13 +1,10 @@
 """Processes that are stopped beyond their lease, or killed: what they leave in real databases."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
@@ -19,11 +16,6 @@ from tests.support.backends import UNHURRIED
 from tests.support.databases import await_blocked, described, on_servers, use
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks, Spawn
 
 pytestmark = pytest.mark.slow
 
@@ -132,8 +124,8 @@ def stand_still_within(databases, database):
 
 @on_servers
 def test_a_holder_stopped_before_its_commit_rolls_back_and_the_next_one_goes_on(
-    locks: Locks, database: str, spawn: Spawn, in_threads: Callable[..., Any]
-) -> None:
+    locks, database, spawn, in_threads
+):
     child = spawn(stand_still_within, described(database), database)
     assert child.read() == "written"
     child.stop()

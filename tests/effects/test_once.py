@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery.exceptions import Ignore
@@ -41,12 +40,6 @@ from tests.support.databases import (
 )
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conftest import Locks, Spawn
-    from tests.support.databases import MakeDatabase
 
 pytestmark = pytest.mark.usefixtures("locks", "eager_app")
 
@@ -90,13 +83,11 @@ def test_a_later_run_is_skipped_with_the_same_result_as_after_seconds(database):
     }
     assert draws(database) == 1
     record = held.record("lottery")
-    assert record is not None
-    assert record.last_skip is not None
     assert (record.last_skip.why, record.skips, record.last_failure) == ("done", 1, None)
 
 
 @on_sqlite
-def test_the_row_says_which_run_it_was(database: str) -> None:
+def test_the_row_says_which_run_it_was(database):
     leases = []
     task = lottery(database, lambda: leases.append(current_lease()))
     first = task.delay()
@@ -125,7 +116,7 @@ def test_a_redelivery_is_skipped_as_a_duplicate(database):
 
 
 @on_sqlite
-def test_of_two_direct_calls_neither_is_a_duplicate(database: str) -> None:
+def test_of_two_direct_calls_neither_is_a_duplicate(database):
     task = lottery(database)
     task()
     assert task()["skipped"] == "done"
@@ -133,7 +124,7 @@ def test_of_two_direct_calls_neither_is_a_duplicate(database: str) -> None:
 
 
 @on_sqlite
-def test_each_key_is_drawn_once_in_each_database(make_database: MakeDatabase) -> None:
+def test_each_key_is_drawn_once_in_each_database(make_database):
     one, two = make_database("one"), make_database("two")
     for _ in range(2):
         lottery(one, key="lottery:1").delay()
@@ -145,9 +136,7 @@ def test_each_key_is_drawn_once_in_each_database(make_database: MakeDatabase) ->
 
 
 @on_sqlite
-def test_what_is_completed_is_not_drawn_again_because_its_lock_has_moved(
-    database: str, locks: Locks, settings: Any
-) -> None:
+def test_what_is_completed_is_not_drawn_again_because_its_lock_has_moved(database, locks, settings):
     settings.REDISLOCK = {
         "default": settings.REDISLOCK["default"],
         "other": {**settings.REDISLOCK["default"], "KEY_PREFIX": f"{locks.prefix}-other"},
@@ -158,14 +147,14 @@ def test_what_is_completed_is_not_drawn_again_because_its_lock_has_moved(
 
 
 @on_mariadb
-def test_names_that_a_collation_takes_for_the_same_are_drawn_each(database: str) -> None:
+def test_names_that_a_collation_takes_for_the_same_are_drawn_each(database):
     for name in ("lottery", "Lottery", "lottery "):
         lottery(database, key=name).delay()
     assert draws(database) == 3
 
 
 @on_sqlite
-def test_an_id_of_any_length_fails_no_run_at_its_end(database: str) -> None:
+def test_an_id_of_any_length_fails_no_run_at_its_end(database):
     task = lottery(database)
     task.apply(task_id="long" * 1000).get()
     assert task.apply(task_id="long" * 1000).get()["skipped"] == "duplicate"
@@ -219,7 +208,7 @@ def test_a_body_that_raises_leaves_no_row_and_runs_again(database, error):
 
 
 @on_sqlite
-def test_a_run_that_has_published_its_own_retry_is_not_completed(database: str) -> None:
+def test_a_run_that_has_published_its_own_retry_is_not_completed(database):
     def body(self):
         Entry.objects.using(database).create(fence=0)
         if not self.request.retries:
@@ -241,7 +230,6 @@ def test_a_run_that_has_published_its_own_retry_is_not_completed(database: str) 
 def test_what_is_rolled_back_before_the_commit_leaves_no_row(database):
     def lose():
         lease = current_lease()
-        assert lease is not None
         assert held.force_release(lease.name, lease.id)
         with pytest.raises(LockLost):
             lease.ensure_held(verify=True)
@@ -274,16 +262,13 @@ def test_what_was_completed_while_it_waited_for_the_lock_is_found_before_the_bod
     assert Fence.objects.using(database).get().fence == 0
     assert not distributed_lock("lottery").locked()
     record = held.record("lottery")
-    assert record is not None
     assert list(record.last) == ["skip"]
     assert record.under_way == ()
     assert other.delay().get()["skipped"] == "done"
 
 
 @on_sqlite
-def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(
-    database: str,
-) -> None:
+def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(database):
     def complete(lease, **news):
         signals.lock_acquired.disconnect(complete)
         lease.renew()
@@ -295,7 +280,6 @@ def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(
     finally:
         signals.lock_acquired.disconnect(complete)
     record = held.record("lottery")
-    assert record is not None
     assert list(record.last) == ["skip"]
 
 
@@ -311,7 +295,7 @@ def test_after_flushall_it_is_not_drawn_again(database, locks):
 
 
 @on_sqlite
-def test_with_seconds_it_is_drawn_again_after_flushall(database: str, locks: Locks) -> None:
+def test_with_seconds_it_is_drawn_again_after_flushall(database, locks):
     def draw():
         Entry.objects.using(database).create(fence=0)
 
@@ -333,7 +317,7 @@ def test_on_a_second_redis_with_empty_memory_it_is_not_drawn_again(database, loc
 
 
 @on_sqlite
-def test_that_it_is_done_needs_no_redis(database: str, locks: Locks) -> None:
+def test_that_it_is_done_needs_no_redis(database, locks):
     task = lottery(database)
     task.delay()
     locks.configure(LOCATION="redis://127.0.0.1:1/0")
@@ -372,9 +356,7 @@ def test_a_run_killed_between_commit_and_release_is_not_repeated_by_its_redelive
 
 @pytest.mark.slow
 @on_sqlite
-def test_a_run_killed_before_its_commit_is_repeated(
-    database: str, spawn: Spawn, locks: Locks
-) -> None:
+def test_a_run_killed_before_its_commit_is_repeated(database, spawn, locks):
     child = spawn(draw_and_stand_still, described(database), database, "body")
     assert [child.read(), child.read()] == ["granted", "body"]
     child.kill()
@@ -470,9 +452,7 @@ def test_flushall_amid_a_hundred_lotteries_each_is_drawn_once(drawn, database):
 
 @pytest.mark.slow
 @on_postgres
-def test_flushall_amid_a_hundred_lotteries_some_are_drawn_twice_with_seconds(
-    drawn: Callable[[Any], list[int]],
-) -> None:
+def test_flushall_amid_a_hundred_lotteries_some_are_drawn_twice_with_seconds(drawn):
     numbers = drawn(3600)
     assert set(numbers) == set(range(LOTTERIES))
     assert len(numbers) > LOTTERIES
@@ -512,9 +492,7 @@ def test_a_missing_table_is_said_before_the_lock_is_asked_for(make_database):
 
 
 @on_sqlite
-def test_an_error_of_the_database_is_left_as_it_is(
-    make_database: MakeDatabase, tmp_path: Any
-) -> None:
+def test_an_error_of_the_database_is_left_as_it_is(make_database, tmp_path):
     database = make_database("effects")
     connections[database].close()
     connections[database].settings_dict["NAME"] = str(tmp_path / "no" / "such.sqlite3")

@@ -3,12 +3,9 @@
 The rest is in contract/test_transactions.py: on SQLite, which has one writer at a time.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
 import django
 import pytest
@@ -20,12 +17,6 @@ from tests.support.databases import LEVELS, MARIADB, POSTGRES, on_postgres, on_s
 from tests.support.orders import OnPurpose
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django_redislock.lock import Lock
-    from tests.conftest import Locks
 
 LOCKING = (MARIADB, "serializable")
 
@@ -59,9 +50,7 @@ def draw_if_nobody_has(database, lock, work=int):
 
 
 @on_servers
-def test_the_next_holder_reads_what_was_committed(
-    locks: Locks, database: str, other: ThreadPoolExecutor, in_threads: Callable[..., Any]
-) -> None:
+def test_the_next_holder_reads_what_was_committed(locks, database, other, in_threads):
     others = []
 
     def somebody_draws_too():
@@ -74,9 +63,7 @@ def test_the_next_holder_reads_what_was_committed(
 
 
 @on_servers
-def test_without_it_both_find_nothing_and_both_draw(
-    locks: Locks, database: str, other: ThreadPoolExecutor, in_threads: Callable[..., Any]
-) -> None:
+def test_without_it_both_find_nothing_and_both_draw(locks, database, other, in_threads):
     found = []
 
     def somebody_draws_too():
@@ -90,8 +77,8 @@ def test_without_it_both_find_nothing_and_both_draw(
 
 @on_servers
 def test_a_rollback_releases_it_and_the_next_holder_reads_nothing(
-    locks: Locks, database: str, other: ThreadPoolExecutor, in_threads: Callable[..., Any]
-) -> None:
+    locks, database, other, in_threads
+):
     others = []
 
     def somebody_draws_too():
@@ -115,9 +102,7 @@ def test_a_rollback_releases_it_and_the_next_holder_reads_nothing(
     ],
     ids=["permit", "several names", "limits"],
 )
-def test_a_permit_and_several_locks_are_kept_through_savepoints_to_the_end(
-    locks: Locks, database: str, wanted: Lock
-) -> None:
+def test_a_permit_and_several_locks_are_kept_through_savepoints_to_the_end(locks, database, wanted):
     def kept_now():
         return {one.name for one in held.list()}
 
@@ -153,9 +138,7 @@ def disconnect(database):
 
 @on_servers
 @pytest.mark.parametrize("noticed", ["by a statement", "at the commit"])
-def test_a_lost_connection_releases_it_and_nothing_is_written(
-    locks: Locks, database: str, noticed: str
-) -> None:
+def test_a_lost_connection_releases_it_and_nothing_is_written(locks, database, noticed):
     def lose_the_connection():
         assert held.get("lottery") is not None
         disconnect(database)

@@ -37,7 +37,6 @@ def make(database):
     def make(more=lambda: None, **options):
         def body():
             lease = current_lease()
-            assert lease is not None
             Entry.objects.using(database).create(fence=lease.fence)
             return more()
 
@@ -168,7 +167,6 @@ def test_a_later_lease_in_the_database_fails_the_run_before_its_body(make, datab
 def test_a_loss_before_the_commit_fails_the_run_and_rolls_back(make, database):
     def lose():
         lease = current_lease()
-        assert lease is not None
         assert held.force_release(lease.name, lease.id)
         with pytest.raises(LockLost):
             lease.ensure_held(verify=True)
@@ -181,7 +179,6 @@ def test_a_loss_before_the_commit_fails_the_run_and_rolls_back(make, database):
 def test_a_loss_after_the_commit_fails_no_run_that_would_be_retried(make, database):
     def lose_later():
         lease = current_lease()
-        assert lease is not None
         name, id_ = lease.name, lease.id
         transaction.on_commit(lambda: held.force_release(name, id_) or None, using=database)
         return "drawn"

@@ -1,7 +1,5 @@
 """The optimistic lock of docs/effects.md, as it stands there: no lock, and no update lost."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

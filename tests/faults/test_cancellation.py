@@ -4,12 +4,9 @@ What it had asked of the lock is undone first, which takes a moment; and it may 
 meanwhile, by a second time limit or by whoever waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -21,11 +18,6 @@ from tests.support.backends import UNHURRIED
 from tests.support.others import against_rival, queued, rival
 from tests.support.stored import NAME, is_left_clean
 from tests.support.waiting import HUNG, await_until, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    Run = Callable[[Coroutine[None, None, None]], None]
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -51,13 +43,13 @@ class Limit(ABC):
     is_over = False  # Whether the block has ended so.
 
     @abstractmethod
-    def expire(self) -> None:
+    def expire(self):
         """Let its time be over now."""
 
     @abstractmethod
-    async def __aenter__(self) -> None: ...
+    async def __aenter__(self): ...
     @abstractmethod
-    async def __aexit__(self, *exc_info: object) -> bool: ...
+    async def __aexit__(self, *exc_info): ...
 
 
 class AsyncioTimeout(Limit):
@@ -197,7 +189,6 @@ async def nothing_more_comes():
     """Check that no cancellation of this task is still on its way."""
     await some_turns()
     task = asyncio.current_task()
-    assert task is not None
     assert task.cancelling() == 0
 
 
@@ -214,7 +205,6 @@ def test_r4_a_cancellation_while_a_grant_is_given_back_is_told_by_the_acquire(
         with pytest.raises(asyncio.CancelledError):
             await distributed_lock(NAME, ttl=4).aacquire()
         task = asyncio.current_task()
-        assert task is not None
         assert task.uncancel() == 0
         await nothing_more_comes()
 

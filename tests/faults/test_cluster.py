@@ -1,13 +1,10 @@
 """A cluster whose slots move and whose masters die, while locks go on."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
 import time
 from itertools import count, islice, pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -28,12 +25,7 @@ from tests.support.processes import hear, say
 from tests.support.stored import is_held_by, is_left_clean, keys_of, value_of
 from tests.support.topologies import await_copies, can_be_rung
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, InLoop, in_thread
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from django_redislock.lock import Lock
+from tests.support.ways import Blocking, InLoop, in_thread
 
 pytestmark = pytest.mark.slow
 
@@ -178,9 +170,6 @@ def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(make_cluster, se
             caller.release(lock)
 
 
-Waiting = tuple["Lock", Caller, "Future[bool]"]
-
-
 def line_up(locks, name, callers):
     """Have them wait for a lock, one after the other."""
     waiting = []
@@ -310,7 +299,6 @@ def test_a_look_follows_a_lock_to_a_node_that_the_one_before_cannot_name(nameles
         assert [one.id for one in held.list()] == [lease.id]
         nameless.move("lottery", source)
         found = held.get("lottery")
-        assert found is not None
         assert found.id == lease.id
 
 

@@ -4,10 +4,6 @@ So it is with managed Redis and with virtual IPs: the address leads to the new m
 who connect anew.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from django_redislock import LockUnavailable, distributed_lock, held
@@ -19,10 +15,7 @@ from tests.support.matrix import everywhere
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
 from tests.support.topologies import can_be_rung
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, in_thread
-
-if TYPE_CHECKING:
-    pass
+from tests.support.ways import Blocking, in_thread
 
 TTL = 6.0
 PATIENCE = TTL / 3
@@ -81,9 +74,7 @@ def use_many_connections(caller):
 @pytest.mark.proves("R13")
 @everywhere
 @pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
-def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
-    master_becomes: str, caller: Caller, pair: Pair
-) -> None:
+def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(master_becomes, caller, pair):
     use_many_connections(caller)
     pair.fail_over(master_becomes=master_becomes)
     lock = distributed_lock(NAME)
@@ -185,7 +176,7 @@ def test_a_block_that_ends_after_a_failover_frees_the_lock(caller, pair):
 @pytest.mark.proves("P6", "R13")
 @everywhere
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_waiter_is_rung_by_the_new_master(protocol: int, caller: Caller, pair: Pair) -> None:
+def test_a_waiter_is_rung_by_the_new_master(protocol, caller, pair):
     pair.locks.configure(OPTIONS={**PATIENT, "protocol": protocol})
     holder = distributed_lock(NAME, ttl=60)
     assert Blocking().acquire(holder)

@@ -1,7 +1,5 @@
 """A fork leaves the parent's locks, waiters and connections alone, and gives the child its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,13 +4,10 @@ The waiter takes it up without a round trip and confirms it on the way; these te
 connections away meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +25,6 @@ from tests.support.others import against_rival, queued, rival
 from tests.support.stored import NAME, is_held_by, is_left_clean, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import InLoop, in_thread
-
-if TYPE_CHECKING:
-    pass
 
 TTL = 30.0  # Much longer than a claim, so that one is told from the other.
 PAUSE = 0.005  # Seconds between two looks at a lease.

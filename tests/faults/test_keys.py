@@ -1,10 +1,7 @@
 """The keys of a lock are not what they should be: said at once, and nothing is done by half."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +13,6 @@ from tests.support.matrix import everywhere
 from tests.support.others import add_rival, rival
 from tests.support.stored import NAME, immortal, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks
 
 
 @pytest.fixture
@@ -59,7 +53,7 @@ each_key = pytest.mark.parametrize("field", Keys._fields)
 @pytest.mark.proves("R12")
 @each_key
 @pytest.mark.parametrize("wait", [0, 5])
-def test_r12_an_acquire_meets_a_key_of_another_type(wait: float, field: str, locks: Locks) -> None:
+def test_r12_an_acquire_meets_a_key_of_another_type(wait, field, locks):
     spoil(locks, field)
     before = contents(locks)
     lock = distributed_lock(NAME, wait=wait)
@@ -76,7 +70,7 @@ def test_r12_an_acquire_meets_a_key_of_another_type(wait: float, field: str, loc
 @pytest.mark.proves("R12")
 @everywhere
 @each_key
-def test_r12_a_waiter_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
+def test_r12_a_waiter_meets_a_key_of_another_type(field, locks):
     with suppress(LockLost, LockUnavailable), rival(ttl=30):
         spoil(locks, field)
         before = contents(locks)
@@ -92,7 +86,7 @@ def test_r12_a_waiter_meets_a_key_of_another_type(field: str, locks: Locks) -> N
 @pytest.mark.proves("R12")
 @everywhere
 @each_key
-def test_r12_a_release_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
+def test_r12_a_release_meets_a_key_of_another_type(field, locks):
     lock = distributed_lock(NAME, renew=False)
     lock.acquire()
     spoil(locks, field)
@@ -107,7 +101,7 @@ def test_r12_a_release_meets_a_key_of_another_type(field: str, locks: Locks) -> 
 
 
 @each_key
-def test_a_renewal_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
+def test_a_renewal_meets_a_key_of_another_type(field, locks):
     with suppress(LockLost), distributed_lock(NAME, renew=False) as lease:
         spoil(locks, field)
         if field == "lock":

@@ -1,10 +1,8 @@
 """A server takes no new connection, but goes on to serve those that there are."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from redis.asyncio.connection import RedisSSLContext
@@ -16,15 +14,7 @@ from django_redislock.backends.registry import backends
 from tests.support.faults import lease_of, takes
 from tests.support.stored import NAME, is_held_by, is_left_clean
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, InLoop, in_thread
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
-    from tests.support.clusters import MakeCluster
-    from tests.support.quorums import MakeQuorum
-    from tests.support.servers import Server
+from tests.support.ways import Blocking, InLoop, in_thread
 
 pytestmark = pytest.mark.slow
 
@@ -59,14 +49,13 @@ def alone(make_server, locks):
 @refusals
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_r7_a_lease_is_renewed_although_no_connection_was_dialed_for_it(
-    refuse: Refuse, protocol: int, caller: Caller, locks: Locks, alone: Server
-) -> None:
+    refuse, protocol, caller, locks, alone
+):
     locks.configure(OPTIONS={"protocol": protocol})
     lock = distributed_lock(NAME)
     assert caller.acquire(lock)
     refuse(alone)
     lease = lease_of(lock)
-    assert lease is not None
     wait_until(lambda: lease.renewals >= 4 or not lease.held)
     assert is_held_by(locks, lease)
     caller.release(lock)
@@ -75,13 +64,7 @@ def test_r7_a_lease_is_renewed_although_no_connection_was_dialed_for_it(
 
 @pytest.mark.proves("R7")
 @refusals
-def test_r7_on_a_cluster_too(
-    refuse: Refuse,
-    caller: Caller,
-    make_cluster: MakeCluster,
-    settings: Settings,
-    key_prefix: str,
-) -> None:
+def test_r7_on_a_cluster_too(refuse, caller, make_cluster, settings, key_prefix):
     cluster = make_cluster()
     cluster.locks(settings, key_prefix, TTL=TTL, WAIT=0)
     locks = [distributed_lock(cluster.name_on(server)) for server in cluster.servers]
@@ -100,8 +83,8 @@ def test_r7_on_a_cluster_too(
 
 @refusals
 def test_a_node_of_a_cluster_that_refuses_a_dial_is_still_used(
-    refuse: Refuse, make_cluster: MakeCluster, settings: Settings, key_prefix: str
-) -> None:
+    refuse, make_cluster, settings, key_prefix
+):
     cluster = make_cluster()
     locks = cluster.locks(settings, key_prefix, WAIT=0, UNAVAILABLE_AFTER=0)
     name = cluster.name_on(cluster.servers[0])
@@ -117,7 +100,7 @@ def test_a_node_of_a_cluster_that_refuses_a_dial_is_still_used(
 
 @pytest.mark.proves("R7")
 @refusals
-def test_r7_on_a_quorum_too(refuse: Refuse, caller: Caller, make_quorum: MakeQuorum) -> None:
+def test_r7_on_a_quorum_too(refuse, caller, make_quorum):
     quorum = make_quorum()
     quorum.configure(TTL=TTL, socket_timeout=0.5, WAIT=0)
     lock = distributed_lock(NAME)
@@ -126,7 +109,6 @@ def test_r7_on_a_quorum_too(refuse: Refuse, caller: Caller, make_quorum: MakeQuo
     for server in quorum.servers:
         refuse(server)
     lease = lease_of(lock)
-    assert lease is not None
     wait_until(lambda: lease.renewals >= 4 or not lease.held)
     assert lease.held
     caller.release(lock)
@@ -134,9 +116,7 @@ def test_r7_on_a_quorum_too(refuse: Refuse, caller: Caller, make_quorum: MakeQuo
 
 
 @refusals
-def test_a_new_event_loop_uses_a_connection_of_threads(
-    refuse: Refuse, locks: Locks, alone: Server
-) -> None:
+def test_a_new_event_loop_uses_a_connection_of_threads(refuse, locks, alone):
     with distributed_lock("another"):
         refuse(alone)
 
@@ -149,9 +129,7 @@ def test_a_new_event_loop_uses_a_connection_of_threads(
 
 
 @pytest.mark.proves("R7")
-def test_r7_an_event_loop_that_is_blocked_does_not_end_the_search_for_another(
-    alone: Server,
-) -> None:
+def test_r7_an_event_loop_that_is_blocked_does_not_end_the_search_for_another(alone):
     blocked = threading.Event()
     with InLoop() as first, InLoop() as second:
         of_first, of_second = distributed_lock("first"), distributed_lock("second")
@@ -169,9 +147,7 @@ def test_r7_an_event_loop_that_is_blocked_does_not_end_the_search_for_another(
 
 
 @pytest.mark.proves("R7")
-def test_r7_an_event_loop_that_closes_does_not_end_the_search_for_another(
-    alone: Server, monkeypatch: Any
-) -> None:
+def test_r7_an_event_loop_that_closes_does_not_end_the_search_for_another(alone, monkeypatch):
     monkeypatch.setattr(_Loop, "may_be_asked", True)  # As seen just before it closes.
     with InLoop() as second:
         with InLoop() as first:
@@ -190,8 +166,8 @@ def test_r7_an_event_loop_that_closes_does_not_end_the_search_for_another(
 @refusals
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_waiter_that_can_be_rung_nowhere_looks_again_and_again(
-    refuse: Refuse, protocol: int, caller: Caller, locks: Locks, alone: Server
-) -> None:
+    refuse, protocol, caller, locks, alone
+):
     # Of three connections, two are kept back from waiters: these are rung on a shared one.
     few = {"max_connections": 5} if protocol == 3 else {}
     locks.configure(OPTIONS={"protocol": protocol, **few})
@@ -210,8 +186,8 @@ def test_a_waiter_that_can_be_rung_nowhere_looks_again_and_again(
 
 
 def test_one_thread_loads_certificates_however_many_coroutines_dial(
-    make_server: Any, locks: Locks, monkeypatch: Any
-) -> None:
+    make_server, locks, monkeypatch
+):
     server = make_server(tls=True)
     locks.configure(LOCATION=server.url, OPTIONS={"ssl_ca_certs": server.ca}, UNAVAILABLE_AFTER=0)
     slow, load = threading.Event(), RedisSSLContext.get

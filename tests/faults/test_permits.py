@@ -1,9 +1,5 @@
 """What befalls a holder of a later permit: its key is not that of a lock without a limit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from django_redislock import LockLost, LockMisuse, LockUnavailable, distributed_lock, held
@@ -12,9 +8,6 @@ from tests.support.others import add_rival, queued
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.no_permit("its locks have permits")
 
@@ -48,7 +41,6 @@ def test_the_permit_of_a_killed_holder_goes_to_the_first_waiter_after_one_ttl(lo
         with takes(at_most=3):
             assert waiting.result(HUNG)
         lease = lease_of(waiter)
-        assert lease is not None
         assert (first.permit, lease.permit) == (1, 2)
         assert first.held
         waiter.release()

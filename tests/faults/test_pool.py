@@ -1,7 +1,5 @@
 """The pool of blocking connections: never more than its limit, and nobody waits in vain."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys
@@ -11,7 +9,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from threading import Event
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,9 +26,6 @@ from tests.support.matrix import SECURED
 from tests.support.stored import NAME, keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    pass
 
 LIMIT = 3
 SOON = 5.0  # Seconds within which whoever may go on must have gone on.

@@ -16,7 +16,6 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -45,9 +44,6 @@ from tests.support.processes import hear, say
 from tests.support.stored import NAME, immortal, is_held_by, is_left_clean, keys_of
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, in_thread
-
-if TYPE_CHECKING:
-    pass
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
 # A task may wait for an answer that its loop has lost as it was interrupted.
@@ -118,7 +114,6 @@ def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks, spawn):
     child.read()
     child.kill()
     shown = held.get(NAME)
-    assert shown is not None
     assert (shown.owner.host, shown.owner.pid) == (socket.gethostname(), child.pid)
     with takes(at_most=4):
         assert rival(wait=HUNG).acquire()
@@ -222,7 +217,6 @@ class InterruptAt:
         return exc_type is Interrupt
 
     def _handle(self, number, frame):
-        assert frame is not None
         code = frame.f_code
         if self._going_on and code.co_filename.startswith(OURS):
             begins = frame.f_lineno == code.co_firstlineno
@@ -657,7 +651,6 @@ def test_r4_a_signal_while_a_release_awaits_its_answer_loses_nothing_that_stays(
     with signal_when(lambda: rule.hits):
         lock.release()
     seen = held.get(NAME)
-    assert seen is not None
     assert seen.state == "cooling"
 
 
@@ -832,7 +825,6 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
     assert rule.hits
     begin = time.monotonic()
     seen = held.get(NAME)
-    assert seen is not None
     assert seen.state == "cooling"
     assert seen.expires_in is not None
     # From the second release it would be more. The server counts whole milliseconds.
@@ -877,11 +869,9 @@ def test_a_late_release_of_a_lost_lease_leaves_a_later_one_of_the_process_alone(
     lost, later = distributed_lock(NAME, ttl=2, renew=False), distributed_lock(NAME, wait=HUNG)
     assert caller.acquire(lost)
     first = lease_of(lost)
-    assert first is not None
     wait_until(lambda: not first.held)
     assert later.acquire()
     lease = later.lease
-    assert lease is not None
     with pytest.raises(LockLost):
         caller.release(lost)
     assert lease.held

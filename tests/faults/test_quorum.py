@@ -9,7 +9,6 @@ import select
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import call_command
@@ -41,10 +40,6 @@ from tests.support.stored import NAME
 from tests.support.test_servers import can_shift_clocks
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    pass
-
 
 # A server that takes long for an undo is left alone for a second.
 pytestmark = pytest.mark.usefixtures("undo_in_time")
@@ -294,8 +289,6 @@ def test_a_clock_that_jumps_lets_a_second_holder_in_and_the_database_stops_the_f
         quorum.proxies[reachable].heal()
     granted, second = other(ttl=600, renew=False, wait=HUNG)
     assert (granted, quorum.known_by(second)) == (True, [c, d, e])
-    assert first is not None
-    assert second is not None
     # Two hold it, as Redlock cannot prevent. The fences tell who is late.
     assert (first.held, second.held) == (True, True)
     assert second.fence > first.fence
@@ -332,7 +325,6 @@ def test_a_server_that_comes_back_empty_too_soon_lets_a_second_holder_in(quorum,
         quorum.configure()  # As of another process.
         granted, second = other(wait=HUNG)
         assert granted
-        assert second is not None
         assert (first.held, second.held) == (True, True)
         assert second.fence > first.fence
 

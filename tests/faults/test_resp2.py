@@ -3,10 +3,6 @@
 The contract suite runs there too, see tests/support/backends.py.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from django_redislock import LockUnavailable, distributed_lock, doctor
@@ -19,9 +15,6 @@ from tests.support.others import against_rival, rival
 from tests.support.stored import NAME, is_left_clean
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking
-
-if TYPE_CHECKING:
-    pass
 
 OLD = {"protocol": 2}
 

@@ -1,7 +1,5 @@
 """Passwords, rights and certificates: what is not allowed is said at once, in words that help."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re
@@ -12,7 +10,6 @@ import subprocess
 import threading
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from redis import CredentialProvider
@@ -43,11 +40,7 @@ from tests.support.stored import (
     value_of,
 )
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, InLoop, in_thread
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks, MakeServer, Spawn
-    from tests.support.servers import Kind, Server
+from tests.support.ways import Blocking, InLoop, in_thread
 
 USER, PASSWORD = "app", "top-secret"
 
@@ -101,8 +94,8 @@ def account(locks, settings):
     ("user", "password"), [(USER, "wrong-secret"), ("stranger", PASSWORD)], ids=["password", "user"]
 )
 def test_r13_a_refused_login_is_raised_at_once_without_the_password(
-    user: str, password: str, caller: Caller, account: Account
-) -> None:
+    user, password, caller, account
+):
     account.log_in(user, password)
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match=NAME) as caught:
         caller.acquire(distributed_lock(NAME, wait=10))
@@ -151,13 +144,8 @@ REFUSED = {
 @pytest.mark.parametrize("protocol", [2, 3], ids="RESP{}".format)
 @pytest.mark.parametrize("case", REFUSED)
 def test_r13_what_a_server_refuses_is_said_with_its_code_and_what_to_write(
-    case: str,
-    protocol: int,
-    caller: Caller,
-    locks: Locks,
-    server_kind: Kind,
-    make_server: MakeServer,
-) -> None:
+    case, protocol, caller, locks, server_kind, make_server
+):
     options, says = REFUSED[case]
     server = make_server(server_kind, requirepass="right")
     location = server.url.removesuffix("/0")
@@ -181,9 +169,7 @@ def test_a_password_that_a_server_repeats_is_not_in_the_error(caller, locks, mak
 @pytest.mark.proves("R13")
 @everywhere
 @pytest.mark.parametrize("protocol", [2, 3], ids="RESP{}".format)
-def test_r13_a_server_with_too_many_clients_is_not_ready_and_waited_for(
-    protocol: int, caller: Caller, locks: Locks
-) -> None:
+def test_r13_a_server_with_too_many_clients_is_not_ready_and_waited_for(protocol, caller, locks):
     locks.configure(UNAVAILABLE_AFTER=0.2, OPTIONS={**UNHURRIED, "protocol": protocol})
     locks.redis.config_set("maxclients", 1)
     says = r"max number of clients reached \(raise its maxclients, or"
@@ -447,9 +433,7 @@ def let_a_claim_lapse(locks, spawn):
 
 
 @everywhere
-def test_the_minimal_rights_are_enough_for_everything(
-    locks: Locks, account: Account, spawn: Spawn, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_minimal_rights_are_enough_for_everything(locks, account, spawn, caplog):
     use_everything(locks)
     let_a_claim_lapse(locks, spawn)
     with distributed_lock(NAME):
@@ -484,9 +468,7 @@ def test_each_of_the_minimal_rights_is_needed(command, locks, account):
         ("resetchannels", "channel"),
     ],
 )
-def test_r13_a_missing_right_is_named_at_once_and_is_never_busy(
-    rule: str, text: str, caller: Caller, locks: Locks, account: Account
-) -> None:
+def test_r13_a_missing_right_is_named_at_once_and_is_never_busy(rule, text, caller, locks, account):
     account.allow(*account.minimal, rule)
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match=text) as caught:
         caller.acquire(distributed_lock(NAME, wait=10))
@@ -506,8 +488,8 @@ def test_a_refusal_leaves_the_connection_as_it_is(caller, account, locks):
 @pytest.mark.proves("R13")
 @everywhere
 def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_release(
-    caller: Caller, locks: Locks, account: Account
-) -> None:
+    caller, locks, account
+):
     account.allow(*account.minimal, "-publish")
     lock = distributed_lock(NAME)
     caller.acquire(lock)
@@ -566,16 +548,13 @@ PLAIN = ("+watch", "+unwatch", "+multi", "+exec", "+discard", "-@scripting")
 
 
 @everywhere
-def test_without_the_right_to_scripts_locks_work_by_plain_commands(
-    caller: Caller, locks: Locks, account: Account, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_the_right_to_scripts_locks_work_by_plain_commands(caller, locks, account, caplog):
     account.allow(*account.minimal, *PLAIN)
     lock, next_lock = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
     assert caller.acquire(lock)
     assert rival().acquire() is False  # Who may run scripts is excluded too.
     waiter = caller.begin(next_lock)
     lease = lease_of(lock)
-    assert lease is not None
     wait_until(lambda: lease.renewals)
     caller.release(lock)
     assert waiter.result(HUNG)
@@ -627,7 +606,6 @@ def test_where_no_script_runs_locks_work_by_plain_commands_and_say_what_scripts_
     assert rival().acquire() is False
     waiter = caller.begin(next_lock)
     lease = lease_of(lock)
-    assert lease is not None
     wait_until(lambda: lease.renewals)
     caller.release(lock)
     assert waiter.result(HUNG)
@@ -715,9 +693,7 @@ def tls_server(make_server):
 
 
 @only_redis
-def test_tls_with_the_right_authority_works(
-    caller: Caller, locks: Locks, tls_server: Server
-) -> None:
+def test_tls_with_the_right_authority_works(caller, locks, tls_server):
     locks.on(tls_server, TTL=6, OPTIONS=PATIENT)
     with caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: lease.renewals)
@@ -728,8 +704,8 @@ def test_tls_with_the_right_authority_works(
 @only_redis
 @pytest.mark.no_permit("the bystander has a connection too")
 def test_event_loops_that_come_and_go_share_what_certificates_were_read(
-    locks: Locks, tls_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    locks, tls_server, monkeypatch
+):
     reads, read = [], ssl.create_default_context
 
     def noting():
@@ -755,13 +731,8 @@ def test_event_loops_that_come_and_go_share_what_certificates_were_read(
 
 @only_redis
 def test_certificates_that_were_replaced_count_as_soon_as_the_old_ones_are_refused(
-    caller: Caller,
-    locks: Locks,
-    tls_server: Server,
-    make_server: MakeServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    caller, locks, tls_server, make_server, tmp_path, monkeypatch
+):
     monkeypatch.setattr(dialing, "TLS_READ_AFTER", 0.0)
     trusted = tmp_path / "trusted.crt"
     shutil.copy(make_server("redis", tls=True).ca, trusted)
@@ -775,9 +746,7 @@ def test_certificates_that_were_replaced_count_as_soon_as_the_old_ones_are_refus
 
 
 @only_redis
-async def test_answers_that_come_together_by_tls_reach_their_tasks(
-    locks: Locks, tls_server: Server
-) -> None:
+async def test_answers_that_come_together_by_tls_reach_their_tasks(locks, tls_server):
     """What several TLS records bring at once is read as one."""
     locks.on(tls_server)
 
@@ -791,9 +760,7 @@ async def test_answers_that_come_together_by_tls_reach_their_tasks(
 
 @pytest.mark.proves("R13")
 @only_redis
-def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
-    caller: Caller, locks: Locks, tls_server: Server
-) -> None:
+def test_r13_tls_with_an_unknown_authority_is_refused_at_once(caller, locks, tls_server):
     locks.configure(LOCATION=tls_server.url)
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match=r"(?i)certificate"):
         caller.acquire(distributed_lock(NAME, wait=10))
@@ -814,9 +781,7 @@ def test_an_option_that_redis_py_cannot_use_is_a_refusal(wrong, caller, locks):
 
 @only_redis
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
-def test_a_file_of_tls_that_is_not_there_is_named(
-    option: str, caller: Caller, locks: Locks, tls_server: Server
-) -> None:
+def test_a_file_of_tls_that_is_not_there_is_named(option, caller, locks, tls_server):
     files = {"ssl_certfile": tls_server.ca, "ssl_keyfile": tls_server.ca.replace(".crt", ".key")}
     locks.on(tls_server, UNAVAILABLE_AFTER=0, OPTIONS={**files, option: "/not/there.pem"})
     says = f"{option} is '/not/there.pem', which cannot be read"
@@ -834,8 +799,8 @@ def test_a_file_of_tls_that_is_not_there_is_named(
     ],
 )
 def test_a_file_of_tls_that_cannot_be_used_is_named_and_refused_at_once(
-    option: str, says: str, caller: Caller, locks: Locks, tls_server: Server, tmp_path: Path
-) -> None:
+    option, says, caller, locks, tls_server, tmp_path
+):
     """As OpenSSL has it: '[SSL] PEM lib'."""
     spoilt = tmp_path / "spoilt.pem"
     spoilt.touch()
@@ -847,12 +812,8 @@ def test_a_file_of_tls_that_cannot_be_used_is_named_and_refused_at_once(
 
 @only_redis
 def test_the_password_of_a_key_is_never_asked_for_on_the_terminal(
-    caller: Caller,
-    locks: Locks,
-    tls_server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    caller, locks, tls_server, tmp_path, monkeypatch
+):
     """OpenSSL would ask if no password is given, and the call would wait for whoever types."""
     key, encrypted = tls_server.ca.replace(".crt", ".key"), str(tmp_path / "encrypted.key")
     command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", key]
@@ -878,8 +839,8 @@ def test_the_password_of_a_key_is_never_asked_for_on_the_terminal(
 
 @only_redis
 async def test_an_option_that_only_blocking_connections_take_is_refused_to_coroutines(
-    locks: Locks, tls_server: Server
-) -> None:
+    locks, tls_server
+):
     locks.on(tls_server, OPTIONS={"ssl_ocsp_expected_cert": "a"})
     with pytest.raises(LockUnavailable, match=r"asynchronous connections: .*ssl_ocsp_expected"):
         await distributed_lock(NAME).aacquire()
@@ -896,8 +857,8 @@ async def acquire_while_handling(error, caller, lock):
 @pytest.mark.proves("R13")
 @only_redis
 def test_r13_tls_is_refused_at_once_though_the_program_handles_an_error_of_its_own(
-    caller: Caller, locks: Locks, tls_server: Server
-) -> None:
+    caller, locks, tls_server
+):
     locks.configure(LOCATION=tls_server.url)
     with takes(at_most=1), pytest.raises(LockUnavailable, match=r"(?i)certificate") as caught:
         caller.run(acquire_while_handling(OnPurpose(), caller, distributed_lock(NAME, wait=10)))
@@ -987,8 +948,8 @@ def spoiler(tls_server):
 @pytest.mark.proves("R1", "R4", "R13")
 @only_redis
 def test_r4_tls_that_breaks_amid_an_acquire_is_no_refusal_and_leaves_no_lease(
-    caller: Caller, locks: Locks, tls_server: Server, spoiler: Spoiler
-) -> None:
+    caller, locks, tls_server, spoiler
+):
     """The server has carried out the command whose answer cannot be read."""
     locks.on(tls_server, TTL=20, OPTIONS=PATIENT).configure(LOCATION=spoiler.url)
     with caller.block(distributed_lock("before")):
@@ -1011,9 +972,7 @@ def test_tls_to_a_server_without_tls_is_unavailable_in_time(caller, locks, own_s
 
 
 @only_redis
-def test_plain_text_to_a_server_with_tls_is_unavailable_in_time(
-    caller: Caller, locks: Locks, tls_server: Server
-) -> None:
+def test_plain_text_to_a_server_with_tls_is_unavailable_in_time(caller, locks, tls_server):
     locks.configure(LOCATION=tls_server.url.replace("rediss://", "redis://"), OPTIONS={})
     with takes(at_most=2), pytest.raises(LockUnavailable, match=NAME):
         caller.acquire(distributed_lock(NAME, ttl=3, wait=0))

@@ -1,12 +1,9 @@
 """A master that sentinels watch: it is killed, replaced, and comes back, while locks go on."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +18,6 @@ from tests.support.stored import NAME, is_held_by, is_left_clean
 from tests.support.topologies import SERVICE, await_copies, can_be_rung
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, InLoop, in_thread
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.slow
 
@@ -418,11 +412,9 @@ def test_sentinels_that_are_told_anew_which_server_is_the_master_are_followed(
             wait_until(lambda caller=caller: is_asked_by(caller, watched.master))
         assert threads.acquire(lock)
         lease = lease_of(lock)
-        assert lease is not None
         wait_until(lambda: lease.renewals)  # So all connections are there, and none is dialed.
         # The first master may not know yet that it is a replica now.
         successor = wait_until(lambda: next(filter(watched.is_in_step, watched.replicas), None))
-        assert successor is not None
         await_copies(watched.master, [successor])
         for sentinel in watched.sentinels:  # All of them first: they would correct each other.
             watched.ask(sentinel, "REMOVE", SERVICE)

@@ -1,13 +1,10 @@
 """The server stalls, forgets, refuses and runs out of things: loud, bounded, never wrong."""
 
-from __future__ import annotations
-
 import math
 import re
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -18,7 +15,7 @@ from tests.support.backends import PATIENT
 from tests.support.faults import calls, hands_over, lease_of, loses, takes
 from tests.support.matrix import everywhere
 from tests.support.others import add_rival, rival
-from tests.support.servers import Server, free_port
+from tests.support.servers import free_port
 from tests.support.stored import (
     NAME,
     immortal,
@@ -29,14 +26,7 @@ from tests.support.stored import (
     value_of,
 )
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_django import Settings
-
-    from tests.conftest import Locks, MakeProxy, MakeServer
+from tests.support.ways import Blocking, in_thread
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
 PATIENCE = TTL / 3  # The operation timeout that follows from it, without one of its own.
@@ -79,9 +69,7 @@ stalls = pytest.mark.parametrize("stall", [freeze, debug_sleep, pause_writes])
 
 
 @stalls
-def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
-    stall: Callable[[Server, float], None], locks: Locks, own_server: Server
-) -> None:
+def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(stall, locks, own_server):
     with distributed_lock(NAME, ttl=9) as lease:
         stall(own_server, 4)  # Its first renewal falls in here.
         end, renewals = time.monotonic() + 4, lease.renewals
@@ -92,8 +80,8 @@ def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
 
 @stalls
 def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
-    stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
-) -> None:
+    stall, caller, locks, own_server
+):
     locks.configure(OPTIONS={}, UNAVAILABLE_AFTER=20)
     stall(own_server, 2)
     assert caller.acquire(distributed_lock(NAME, ttl=TTL / 2, wait=HUNG))
@@ -101,9 +89,7 @@ def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
 
 @pytest.mark.proves("P5", "R7")
 @stalls
-def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
-    stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
-) -> None:
+def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(stall, caller, locks, own_server):
     with loses("unreachable"), caller.block(distributed_lock(NAME)) as lease:
         stall(own_server, 2 * TTL)
         with takes(at_most=TTL):
@@ -114,12 +100,8 @@ def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
 @pytest.mark.proves("P2", "R4")
 @stalls
 def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
-    stall: Callable[[Server, float], None],
-    caller: Caller,
-    locks: Locks,
-    own_server: Server,
-    settings: Settings,
-) -> None:
+    stall, caller, locks, own_server, settings
+):
     locks.configure(OPTIONS={})
     add_rival(settings, locks)
     assert caller.acquire(distributed_lock("another"))  # So that there is a connection.
@@ -178,8 +160,8 @@ data_losses = pytest.mark.parametrize(
 @pytest.mark.proves("P5", "R7")
 @data_losses
 def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(
-    lose: Callable[[Locks, Server], None], caller: Caller, locks: Locks, own_server: Server
-) -> None:
+    lose, caller, locks, own_server
+):
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=1.5 * TTL)) as lease:
         deadline = time.monotonic() + lease.expires_in
         lose(locks, own_server)
@@ -191,9 +173,7 @@ def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(
 
 @pytest.mark.proves("R9")
 @data_losses
-def test_r9_the_fence_grows_though_the_server_lost_its_record(
-    lose: Callable[[Locks, Server], None], locks: Locks, own_server: Server
-) -> None:
+def test_r9_the_fence_grows_though_the_server_lost_its_record(lose, locks, own_server):
     fences = []
     for _ in range(2):
         with suppress(LockLost), distributed_lock(NAME) as lease:
@@ -234,9 +214,7 @@ def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(caller, locks):
 
 @pytest.mark.proves("R12")
 @everywhere
-def test_r12_a_flushed_script_is_sent_again_without_script_load(
-    caller: Caller, locks: Locks
-) -> None:
+def test_r12_a_flushed_script_is_sent_again_without_script_load(caller, locks):
     load_scripts(locks)
     locks.redis.config_resetstat()
     lock, next_lock = distributed_lock(NAME), rival(wait=HUNG)
@@ -244,7 +222,6 @@ def test_r12_a_flushed_script_is_sent_again_without_script_load(
     locks.redis.script_flush()
     assert caller.acquire(lock)
     lease = lease_of(lock)
-    assert lease is not None
     locks.redis.script_flush()
     renewals = lease.renewals
     wait_until(lambda: lease.renewals > renewals)
@@ -346,12 +323,8 @@ def heal(server, locks, commands):
 @everywhere
 @transient
 def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
-    text: str,
-    trouble: Callable[[Server], Commands],
-    caller: Caller,
-    locks: Locks,
-    own_server: Server,
-) -> None:
+    text, trouble, caller, locks, own_server
+):
     locks.redis.config_set("busy-reply-threshold", 50)
     healing = trouble(own_server)
     with takes(at_most=PATIENCE), pytest.raises(LockUnavailable, match=text):
@@ -373,12 +346,8 @@ def await_the_end_of(trouble, caller, locks, own_server):
 @pytest.mark.proves("R13")
 @transient
 def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
-    text: str,
-    trouble: Callable[[Server], Commands],
-    caller: Caller,
-    locks: Locks,
-    own_server: Server,
-) -> None:
+    text, trouble, caller, locks, own_server
+):
     locks.configure(UNAVAILABLE_AFTER=math.inf)
     await_the_end_of(trouble, caller, locks, own_server)
 
@@ -393,9 +362,7 @@ def test_r13_a_busy_server_is_tried_again_by_a_connection_that_selects_a_databas
 
 @pytest.mark.proves("R7")
 @transient
-def test_r7_renewal_outlives_a_transient_error(
-    text: str, trouble: Callable[[Server], Commands], locks: Locks, own_server: Server
-) -> None:
+def test_r7_renewal_outlives_a_transient_error(text, trouble, locks, own_server):
     locks.redis.config_set("busy-reply-threshold", 50)
     with distributed_lock(NAME, ttl=9) as lease:
         wait_until(lambda: lease.renewals)
@@ -421,12 +388,8 @@ def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(lo
 @everywhere
 @refusals
 def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
-    text: str,
-    trouble: Callable[[Server, Locks], None],
-    caller: Caller,
-    locks: Locks,
-    own_server: Server,
-) -> None:
+    text, trouble, caller, locks, own_server
+):
     trouble(own_server, locks)
     with takes(at_most=0.5), pytest.raises(LockUnavailable, match=text) as caught:
         caller.acquire(distributed_lock(NAME, wait=HUNG))
@@ -446,9 +409,7 @@ def test_r13_a_node_of_a_cluster_is_named_as_the_problem(locks, make_server):
 
 @pytest.mark.proves("R13")
 @everywhere
-def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
-    caller: Caller, locks: Locks, make_server: MakeServer
-) -> None:
+def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(caller, locks, make_server):
     slowly = {"key_load_delay": 5000, "loading_process_events_interval_bytes": 1024}
     server = make_server(rdbcompression="no", **slowly)
     locks.on(server, TTL=15, WAIT=0, UNAVAILABLE_AFTER=HUNG)
@@ -477,9 +438,7 @@ def _is_loading(server):
 
 
 @everywhere
-def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
-    locks: Locks, own_server: Server
-) -> None:
+def test_a_held_lease_is_renewed_while_no_new_client_may_connect(locks, own_server):
     with distributed_lock(NAME, ttl=2 * TTL) as lease:
         wait_until(lambda: lease.renewals)
         locks.redis.config_set("maxclients", 1)
@@ -493,7 +452,7 @@ def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
 
 
 @everywhere
-def test_out_of_memory_holders_renew_and_release(caller: Caller, locks: Locks) -> None:
+def test_out_of_memory_holders_renew_and_release(caller, locks):
     with caller.block(distributed_lock(NAME)) as lease:
         locks.redis.config_set("maxmemory", 1)
         with pytest.raises(LockUnavailable, match="OOM"):
@@ -504,7 +463,7 @@ def test_out_of_memory_holders_renew_and_release(caller: Caller, locks: Locks) -
 
 
 @everywhere
-def test_out_of_memory_a_release_hands_the_lock_on(caller: Caller, locks: Locks) -> None:
+def test_out_of_memory_a_release_hands_the_lock_on(caller, locks):
     lock, next_lock = distributed_lock(NAME), rival(wait=HUNG)
     caller.acquire(lock)
     waiter = Blocking().begin_waiting(next_lock, locks)
@@ -518,7 +477,7 @@ def test_out_of_memory_a_release_hands_the_lock_on(caller: Caller, locks: Locks)
 
 
 @everywhere
-def test_out_of_memory_a_release_starts_the_cooling(caller: Caller, locks: Locks) -> None:
+def test_out_of_memory_a_release_starts_the_cooling(caller, locks):
     lock = distributed_lock(NAME, min_hold=60)
     caller.acquire(lock)
     locks.redis.config_set("maxmemory", 1)
@@ -527,7 +486,7 @@ def test_out_of_memory_a_release_starts_the_cooling(caller: Caller, locks: Locks
 
 
 @everywhere
-def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
+def test_out_of_memory_an_operator_can_release_by_force(locks):
     with loses("forced"), distributed_lock(NAME) as lease:
         locks.redis.config_set("maxmemory", 1)
         assert held.force_release(NAME, lease.id)
@@ -539,9 +498,7 @@ def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
 
 @pytest.mark.proves("P1")
 @everywhere
-def test_a_server_that_refuses_to_write_hands_nothing_over(
-    caller: Caller, locks: Locks, if_rung: float
-) -> None:
+def test_a_server_that_refuses_to_write_hands_nothing_over(caller, locks, if_rung):
     holder, lock = rival(ttl=60), distributed_lock(NAME, ttl=60, wait=HUNG)
     assert holder.acquire()
     waiter = caller.begin_waiting(lock, locks)
@@ -598,9 +555,7 @@ def test_r4_a_reply_that_is_none_is_no_refusal_and_leaves_no_lease(
 @pytest.mark.proves("R11")
 @everywhere
 @pytest.mark.usefixtures("undo_in_time")
-def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
-    caller: Caller, locks: Locks
-) -> None:
+def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(caller, locks):
     # Of what a try has, three quarters, a quarter is for the way there and back.
     locks.configure(REPLICAS_ACK=1, TTL=30, OPTIONS={"socket_timeout": 6})
     with pytest.raises(LockUnavailable, match=r"0 of the 1 replicas .* lower it") as raised:
@@ -629,13 +584,8 @@ def without_hello(reply):
     [(aged, "Redis 6.2.14", 3), (without_hello, "older than Redis 6", 3), (aged, "6.2.14", 2)],
 )
 def test_an_old_server_is_refused_at_once_by_its_own_greeting(
-    answer: Callable[[bytes], bytes],
-    version: str,
-    protocol: int,
-    locks: Locks,
-    make_proxy: MakeProxy,
-    caller: Caller,
-) -> None:
+    answer, version, protocol, locks, make_proxy, caller
+):
     proxy = make_proxy(locks.server)
     locks.on(proxy, TTL=30, WAIT=30, OPTIONS={"protocol": protocol})
     proxy.rewrite("HELLO", answer)
@@ -647,7 +597,7 @@ def test_an_old_server_is_refused_at_once_by_its_own_greeting(
 
 
 @everywhere
-def test_the_doctor_says_that_a_server_is_too_old(locks: Locks, make_proxy: MakeProxy) -> None:
+def test_the_doctor_says_that_a_server_is_too_old(locks, make_proxy):
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     proxy.rewrite("HELLO", aged)

@@ -1,9 +1,5 @@
 """The server's clock is set back by an hour: while a lock is held, waited for, handed over."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from django_redislock import distributed_lock, doctor, held
@@ -13,11 +9,6 @@ from tests.support.others import held_by_other, hold, queued
 from tests.support.stored import NAME, keys_of
 from tests.support.test_servers import can_shift_clocks
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Caller
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.support.servers import Server
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,9 +34,7 @@ def seen():
 
 
 @everywhere
-def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(
-    server: Server, locks: Locks, caller: Caller
-) -> None:
+def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(server, locks, caller):
     with caller.block(distributed_lock(NAME, renew=False)) as lease:
         server.shift_clock(-HOUR)
         assert (seen().ends_late, "set back" in seen().note) == (True, True)

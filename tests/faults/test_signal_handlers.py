@@ -4,8 +4,6 @@ Both run between any two bytecodes of the thread that they interrupt, so they mu
 what that thread has: a mutex of the package, or of a library beneath it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import itertools
@@ -13,7 +11,6 @@ import random
 import signal as os_signals
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from django.db.backends.signals import connection_created
@@ -27,15 +24,12 @@ from django_redislock import (
     signals,
     transactions,
 )
-from tests.support.backends import PATIENT, Place
+from tests.support.backends import PATIENT
 from tests.support.interrupts import alarm
 from tests.support.matrix import MEMORY, places
 from tests.support.processes import say
 from tests.support.servers import KIND
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from tests.conftest import Spawn
 
 SIGNALS = 1000  # Enough to meet each mutex: one in fifty found one.
 
@@ -71,7 +65,6 @@ def use_locks_in_handlers(count):
     kept = distributed_lock("kept", ttl=60)
     assert kept.acquire()
     lease = kept.lease
-    assert lease is not None
 
     def take_any():
         with distributed_lock(random.choice(names), wait=0, ttl=random.choice([1, 60])):
@@ -137,9 +130,7 @@ def use_locks_in_handlers(count):
 
 @pytest.mark.timeout(2 * HUNG)
 @places(KIND, MEMORY)
-def test_a_handler_that_uses_locks_never_waits_for_the_thread_that_it_interrupts(
-    place: Place, spawn: Spawn
-) -> None:
+def test_a_handler_that_uses_locks_never_waits_for_the_thread_that_it_interrupts(place, spawn):
     place.configure(OPTIONS={} if place.name == MEMORY else PATIENT)
     assert spawn(use_locks_in_handlers, SIGNALS).read() >= SIGNALS
 
@@ -187,7 +178,6 @@ def test_a_time_limit_that_raises_timeout_error_ends_a_call_to_a_silent_server(
     locks.on(own_server, OPTIONS={"protocol": protocol, "socket_timeout": HUNG})
     lock = distributed_lock("lottery", ttl=4 * HUNG)
     lock.acquire()
-    assert lock.lease is not None
     with alarm(TimeoutError) as set_alarm, own_server.paused():
         for call in (distributed_lock("other").acquire, lock.locked, lock.lease.renew, held.list):
             set_alarm(0.1)

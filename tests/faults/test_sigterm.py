@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +16,6 @@ from django_redislock.rules import flows
 from tests.support.backends import UNHURRIED
 from tests.support.processes import say
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 TTL = 60  # Seconds: that no test waits for.
 

@@ -1,7 +1,5 @@
 """The soak finds nothing wrong here; with redis-py's own Lock it does. Then permits."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """uWSGI forks in C, and runs no hook of Python unless it is told to: a worker notices by itself."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -13,7 +11,6 @@ import tempfile
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +18,6 @@ from tests import ROOT
 from tests.support.servers import tied_to_us
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    pass
 
 UWSGI = shutil.which("uwsgi", path=str(Path(sys.executable).parent))
 

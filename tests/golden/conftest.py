@@ -1,7 +1,5 @@
 """The option and the files of tests/golden/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

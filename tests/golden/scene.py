@@ -1,7 +1,5 @@
 """One scene of locks, waiters and runs, for everything that shows them."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 

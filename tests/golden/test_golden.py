@@ -5,8 +5,6 @@
 Numbers that differ in each run are masked: times, durations, ids, fences, processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The tables of options in the documents are those of the code. --write-golden writes them anew."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

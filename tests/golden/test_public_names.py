@@ -1,7 +1,5 @@
 """The public surface: each name that docs/reference/ documents, and how it is called."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The command: `make interleavings SECONDS=60 SEED=2 ARGS='--only SharedHandle'`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,13 +3,10 @@
 Each scenario is a class: an object of it is the world of one try, `threads` are what runs in it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from contextlib import suppress
 from queue import Empty
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import ref
 
 from django_redislock import clock, distributed_lock
@@ -19,18 +16,13 @@ from django_redislock.backends.redis.pool import Pool, Room
 from django_redislock.backends.registry import backends
 from django_redislock.backends.watchdog import Watchdog
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-
 PATIENCE = 60.0  # Seconds of a clock that only goes on when no thread can: that is for ever.
 
 
 class Scenario:
     """A world of one try, and what threads do in it."""
 
-    threads: ClassVar[Sequence[Callable[[Any], None]]]
-    share: ClassVar[int] = 1  # Of so many tries it gets one: a long way is led slowly.
+    share = 1  # Of so many tries it gets one: a long way is led slowly.
 
     def __init__(self):
         self.wrong = []
@@ -61,7 +53,7 @@ class Wire:
 class PoolOfTwo(Scenario):
     """Three threads, two connections: each is served, by a connection of its own."""
 
-    pool_type: ClassVar[type[Pool[Wire]]] = Pool
+    pool_type = Pool
 
     def __init__(self):
         super().__init__()
@@ -125,7 +117,7 @@ class PoolWithAWaiter(PoolOfTwo):
 class TwoOfEach(Scenario):
     """Two threads leave something, two wait for it: each gets one."""
 
-    inbox_type: ClassVar[type[Inbox[int]]] = Inbox
+    inbox_type = Inbox
 
     def __init__(self):
         super().__init__()
@@ -188,8 +180,8 @@ class Watched:
 class WatchdogThatEnds(Scenario):
     """A lease comes while the thread of a watchdog starts, sleeps and ends: it is not forgotten."""
 
-    watched: ClassVar[int] = 1
-    watchdog_type: ClassVar[type[Led]] = Led
+    watched = 1
+    watchdog_type = Led
 
     def __init__(self):
         super().__init__()

@@ -1,7 +1,5 @@
 """A search finds the races that are known to be races; longer ones by `make interleavings`."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command: `python -m tests.jepsen`; `--help` lists its options."""
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import sys

@@ -1,17 +1,11 @@
 """The clients of a trial: paused, stopped, killed and replaced."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
 
 from tests.jepsen.workload import clock
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 LOOKS = 0.02  # Seconds between two looks at who stands still.
 # Seconds that a client stands still at most. One that was stopped within a transaction of SQLite

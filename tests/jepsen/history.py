@@ -88,7 +88,6 @@ def _after(event, operation):
         return replace(operation, error=operation.error or event.error)
     match event.f:
         case "acquire":
-            assert event.value is not None
             return replace(operation, granted=event.time / 1e9, fence=event.value["fence"])
         case "increment-plain":
             return replace(operation, plain=True)

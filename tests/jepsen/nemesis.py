@@ -1,7 +1,5 @@
 """What breaks servers and clients, in an order that a seed decides."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import ExitStack
 

@@ -8,21 +8,13 @@ The nodes of a cluster talk to each other through it too ("node 127.0.0.11"). No
 in neither direction. Its connections stay, half-open; when it heals, what was sent arrives late.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader, StreamWriter
-    from collections.abc import Callable, Coroutine
-
-    Link = Callable[[StreamReader, StreamWriter], Coroutine[Any, Any, None]]
 
 HOST = "127.0.0.1"
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 
@@ -22,10 +22,6 @@ from tests.support.proxy import Proxy
 from tests.support.servers import KIND, Server
 from tests.support.topologies import SERVICE, Watched
 from tests.support.waiting import eventually, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 LONG = 1.5 * TTL  # Seconds: the longest that a server or a network stands still.
 DOWN_AFTER = 1.0  # Seconds after which sentinels and nodes take a silent master for dead.
@@ -38,8 +34,6 @@ class Place(ABC):
         dice: What decides which server is hit, and for how long.
     """
 
-    setting: dict[str, Any]  # What REDISLOCK says of it.
-
     def __init__(self, dice):
         self.dice = dice
         self.kind = KIND
@@ -48,16 +42,16 @@ class Place(ABC):
 
     @property
     @abstractmethod
-    def servers(self) -> list[Server]:
+    def servers(self):
         """Those that can be asked for all keys."""
 
     @property
     @abstractmethod
-    def faults(self) -> dict[str, Callable[[], None]]:
+    def faults(self):
         """What can go wrong, by what is said of it; each returns when all is well again."""
 
     @abstractmethod
-    def start(self) -> None:
+    def start(self):
         """Start the servers."""
 
     def a_while(self):
@@ -81,9 +75,6 @@ class Independent(Place):
 
     A server that is killed has lost all when it is back.
     """
-
-    size: int
-    away: float  # Seconds that a server stays away which was killed.
 
     @property
     def servers(self):
@@ -155,11 +146,11 @@ class Replicated(Place):
         }
 
     @abstractmethod
-    def failover(self) -> AbstractContextManager[Server]:
+    def failover(self):
         """Yield the master; then wait for the next one, and until the former follows it."""
 
     @abstractmethod
-    def plan_failover(self) -> bool:
+    def plan_failover(self):
         """Have a replica take over although the master is well; False: ask again in a second.
 
         May raise redis.ResponseError instead, as long as the failover before is not quite over.
@@ -167,7 +158,7 @@ class Replicated(Place):
 
     @property
     @abstractmethod
-    def master(self) -> Server:
+    def master(self):
         """The master now."""
 
     def _cut_off(self):

@@ -1,15 +1,9 @@
 """The trials of one backend, and the row of the table that they make."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def set_up():

@@ -1,7 +1,5 @@
 """The checker tells what was lost, by histories that are made up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A kept history says all, in the format of Jepsen's."""
 
-from __future__ import annotations
-
 import edn_format
 import pytest
 

@@ -3,18 +3,11 @@
 That updates are lost without it, here and by the locks of others, shows that the trial can tell.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.jepsen import history
 from tests.jepsen.places import CONTENDERS
 from tests.jepsen.trial import run
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 

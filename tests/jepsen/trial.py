@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 from redis.exceptions import MovedError
@@ -24,10 +24,6 @@ from tests.jepsen.workload import DATABASES, NAME, PLAIN, TTL, Desk, clock, work
 from tests.support.databases import described, forget, make_tables, sqlite, use
 from tests.support.processes import Child
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 CLIENTS = 4
 FIRST = 30  # Writes before anything goes wrong.

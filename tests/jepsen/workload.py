@@ -1,7 +1,5 @@
 """A client: it takes the lock, and increments one counter without guard and one under the fence."""
 
-from __future__ import annotations
-
 import heapq
 import json
 import os

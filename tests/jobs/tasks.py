@@ -47,7 +47,6 @@ def whose() -> list[str]:
     @single_instance("job")
     def job() -> str:
         lease = current_lease()
-        assert lease is not None
         return f"{lease.owner.task.rpartition('.')[2]} {lease.owner.task_id}"
 
     with distributed_lock("itself") as lease:

@@ -3,8 +3,6 @@
 Arguments: the file of its database, and REDISLOCK as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """SingleInstanceMixin: management commands of which one run happens at a time."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -9,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -30,9 +27,6 @@ from django_redislock.testing import LockTestKit
 from tests.support.processes import say
 from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    pass
-
 TTL = 60  # Seconds: that no test waits for.
 JOB = "manage.py test_commands"  # After this module, as Django names commands.
 
@@ -48,7 +42,6 @@ class Import(SingleInstanceMixin, BaseCommand):
 
     def handle(self, *args, **options):
         lease = current_lease()
-        assert lease is not None
         if options["source"] == "nowhere":
             raise CommandError("No such source.")
         return lease.name
@@ -65,7 +58,6 @@ def test_its_options_name_the_lock_and_its_runs_have_records(redislock):
     with pytest.raises(CommandError, match="No such source"):
         call_command(Import(), "nowhere")
     record = held.job(JOB)
-    assert record is not None
     assert (record.last_success is None, record.last_failure is None) == (False, False)
     assert call_command(variant(), stdout=io.StringIO()) == "test_commands"  # The default.
 
@@ -121,7 +113,6 @@ def test_a_body_that_returns_the_skip_of_another_job_was_not_skipped_itself(redi
         outcome = call_command(Both(), stdout=told, stderr=told)
     assert (outcome["lock"], told.getvalue()) == ("inner", "")
     record = held.job(JOB)
-    assert record is not None
     assert (record.last_success is None, record.skips) == (False, 0)
 
 
@@ -194,8 +185,6 @@ def test_in_a_shell_a_skip_exits_with_0_and_sigterm_releases(locks, spawn):
     assert holder.wait() == 128 + signal.SIGTERM
     wait_until(lambda: held.get("import:eu") is None)
     record = held.job(JOB)
-    assert record is not None
-    assert record.last_failure is not None
     assert (record.last_failure.owner.pid, record.skips) == (holder.pid, 1)
 
 

@@ -1,17 +1,11 @@
 """Jobs as tasks of Django, run by a real worker and at once."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock import distributed_lock, held
 from tests.support.processes import python
-
-if TYPE_CHECKING:
-    pass
 
 pytest.importorskip("django_tasks_db")
 
@@ -26,6 +20,5 @@ def test_a_skip_is_a_successful_result_in_a_worker_and_at_once(locks, settings, 
     results = [*blocking, *awaiting, *with_context, *blocking, *with_context]
     assert json.loads(done.stdout) == [["SUCCESSFUL", result] for result in results]
     record = held.record("import:eu")
-    assert record is not None
     jobs = {f"tests.jobs.tasks.{name}" for name in ("load", "aload", "load_as")}
     assert (record.skips, record.tasks) == (5, jobs)

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
@@ -31,11 +31,6 @@ from tests.support.celery_app import EAGER, celery_app
 from tests.support.interrupts import alarm
 from tests.support.others import add_rival, rival
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from tests.conftest import Locks
 
 HUNG = 10.0
 
@@ -146,9 +141,7 @@ blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync"
 
 
 @blocking_or_not
-def test_a_run_tells_its_start_and_its_success_by_one_id(
-    is_async: bool, locks: Locks, service: Service
-) -> None:
+def test_a_run_tells_its_start_and_its_success_by_one_id(is_async, locks, service):
     assert job(is_async, monitor=ping(service))() == 1
     assert service.paths == ["/nightly/start", "/nightly"]
     ids = {request.query["rid"][0] for request in service.requests}
@@ -157,9 +150,7 @@ def test_a_run_tells_its_start_and_its_success_by_one_id(
 
 
 @blocking_or_not
-def test_a_run_that_raises_tells_its_failure(
-    is_async: bool, locks: Locks, service: Service
-) -> None:
+def test_a_run_that_raises_tells_its_failure(is_async, locks, service):
     with pytest.raises(ZeroDivisionError):
         job(is_async, monitor=ping(service))(ZeroDivisionError("secret"))
     assert service.paths == ["/nightly/start", "/nightly/fail"]
@@ -169,9 +160,7 @@ def test_a_run_that_raises_tells_its_failure(
 
 
 @blocking_or_not
-def test_a_skip_tells_nothing(
-    is_async: bool, locks: Locks, settings: Settings, service: Service
-) -> None:
+def test_a_skip_tells_nothing(is_async, locks, settings, service):
     add_rival(settings, locks)
     with rival("nightly"):
         assert job(is_async, monitor=ping(service))()["skipped"] == "busy"
@@ -578,7 +567,7 @@ def url(service):
 
 
 @blocking_or_not
-def test_a_timeout_may_be_a_timedelta(locks: Locks, service: Service, is_async: bool) -> None:
+def test_a_timeout_may_be_a_timedelta(locks, service, is_async):
     class Slow(Monitor):
         timeout = timedelta(seconds=HUNG)
 
@@ -599,7 +588,7 @@ def test_a_timeout_that_is_no_duration_is_refused_where_the_monitor_is_given(tim
 
 
 @blocking_or_not
-def test_a_timeout_that_becomes_wrong_fails_no_run(locks: Locks, is_async: bool) -> None:
+def test_a_timeout_that_becomes_wrong_fails_no_run(locks, is_async):
     monitor = Monitor()
     run = job(is_async, monitor=monitor)
     monitor.timeout = "soon"

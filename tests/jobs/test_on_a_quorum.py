@@ -1,7 +1,5 @@
 """A quorum keeps locks only: what becomes of jobs there, and which words say so."""
 
-from __future__ import annotations
-
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -45,12 +45,6 @@ from tests import ROOT
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.faults import calls, in_fork
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django_redislock.testing import LockTestKit
-    from tests.conftest import Locks
 
 OTHER = "another-host:1 simulated"
 
@@ -88,7 +82,6 @@ def full_name(is_async=False):
 def tidy() -> str:
     """Without arguments and options."""
     lease = current_lease()
-    assert lease is not None
     return lease.name
 
 
@@ -223,11 +216,8 @@ def skips():
 
 @blocking_or_not
 def test_what_comes_during_a_run_is_skipped_and_everybody_is_told(
-    redislock: LockTestKit,
-    skips: list[dict[str, Any]],
-    caplog: pytest.LogCaptureFixture,
-    is_async: bool,
-) -> None:
+    redislock, skips, caplog, is_async
+):
     run = job("import:{source}", is_async=is_async)
     with redislock.simulate_held_by_other("import:eu"):
         skipped = run("eu")
@@ -270,9 +260,7 @@ def told():
 
 
 @blocking_or_not
-def test_the_beginning_and_the_end_of_each_run_are_told(
-    redislock: LockTestKit, told: list[dict[str, Any]], is_async: bool
-) -> None:
+def test_the_beginning_and_the_end_of_each_run_are_told(redislock, told, is_async):
     run = job("import:{source}", is_async=is_async)
     assert run("eu") == "import:eu"
     started, ended = told
@@ -292,9 +280,7 @@ def test_the_beginning_and_the_end_of_each_run_are_told(
 
 
 @blocking_or_not
-def test_the_outcome_of_a_run_is_one_word(
-    redislock: LockTestKit, told: list[dict[str, Any]], is_async: bool
-) -> None:
+def test_the_outcome_of_a_run_is_one_word(redislock, told, is_async):
     run = job("import:{source}", is_async=is_async, on_unavailable="run")
     with pytest.raises(ZeroDivisionError):
         run("eu", ZeroDivisionError())
@@ -308,7 +294,6 @@ def test_the_outcome_of_a_run_is_one_word(
     @single_instance("import")
     def loses() -> None:
         lease = current_lease()
-        assert lease is not None
         assert held.force_release("import", lease.id)
 
     with pytest.raises(LockLost):
@@ -346,9 +331,7 @@ async def begin(coroutine):
 
 
 @blocking_or_not
-def test_a_child_that_is_forked_in_the_body_tells_of_no_end(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_a_child_that_is_forked_in_the_body_tells_of_no_end(redislock, is_async):
     ends = []
 
     def hear(signal, outcome, **news):
@@ -394,9 +377,7 @@ def test_a_child_that_is_forked_in_the_body_tells_of_no_end(
 
 
 @blocking_or_not
-def test_after_a_success_min_hold_and_once_skip_what_comes_later(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_after_a_success_min_hold_and_once_skip_what_comes_later(redislock, is_async):
     for option, why in (({"min_hold": 60}, "cooling"), ({"once": timedelta(days=1)}, "done")):
         run = job(why + ":{source}", is_async=is_async, **option)
         with pytest.raises(ZeroDivisionError):
@@ -410,9 +391,7 @@ def test_after_a_success_min_hold_and_once_skip_what_comes_later(
 
 
 @blocking_or_not
-def test_a_conflict_raises_waits_or_is_given_to_a_function(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_a_conflict_raises_waits_or_is_given_to_a_function(redislock, is_async):
     def answer(conflict):
         seen.append(conflict)
         return later() if is_async else "sorry"
@@ -461,9 +440,7 @@ async def test_a_skip_needs_no_thread_of_the_event_loop(redislock):
 
 
 @blocking_or_not
-def test_the_body_of_a_run_without_redis_handles_no_error_of_ours(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_the_body_of_a_run_without_redis_handles_no_error_of_ours(redislock, is_async):
     def work():
         return sys.exc_info()[1]
 
@@ -476,9 +453,7 @@ def test_the_body_of_a_run_without_redis_handles_no_error_of_ours(
 
 
 @blocking_or_not
-def test_without_redis_it_raises_or_runs_without_the_lock(
-    redislock: LockTestKit, caplog: pytest.LogCaptureFixture, is_async: bool
-) -> None:
+def test_without_redis_it_raises_or_runs_without_the_lock(redislock, caplog, is_async):
     with redislock.simulate_unavailable():
         with pytest.raises(LockUnavailable):
             job("import", is_async=is_async)("eu")
@@ -511,14 +486,13 @@ async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(lo
     blocking = single_instance("import", limit=2)(work)
     assert await asyncio.to_thread(blocking) == 1
     record = held.record("import")
-    assert record is not None
     assert record.last_success is not None
     assert record.last_failure is not None
     assert record.under_way == ()
 
 
 @blocking_or_not
-def test_a_run_with_a_limit_costs_one_request_at_each_end(locks: Locks, is_async: bool) -> None:
+def test_a_run_with_a_limit_costs_one_request_at_each_end(locks, is_async):
     def requests():
         sent = calls(locks.redis.info("commandstats"))
         return sum(sent.get(name, 0) for name in ("evalsha", "eval"))
@@ -531,15 +505,12 @@ def test_a_run_with_a_limit_costs_one_request_at_each_end(locks: Locks, is_async
 
 
 @blocking_or_not
-def test_limits_are_taken_all_or_none_and_the_first_one_has_the_records(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_limits_are_taken_all_or_none_and_the_first_one_has_the_records(redislock, is_async):
     limits = [Limit("import:{source}", lambda source: {"eu": 1, "us": 2}[source]), Limit("all", 2)]
 
     run = job(limits=limits, is_async=is_async)
     assert run("us") == "import:us, all"
     record = held.record("import:us")
-    assert record is not None
     assert record.last_success is not None
     assert held.record("all") is None
     with redislock.simulate_held_by_other("import:eu"):
@@ -550,16 +521,12 @@ def test_limits_are_taken_all_or_none_and_the_first_one_has_the_records(
 
 
 @blocking_or_not
-def test_a_skip_says_which_limit_was_taken_and_its_record_by_whom(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_a_skip_says_which_limit_was_taken_and_its_record_by_whom(redislock, is_async):
     run = job(limits=[Limit("import:{source}", 2), Limit("all", 1)], is_async=is_async)
     with redislock.simulate_held_by_other("all"):
         skipped = run("eu")
     assert (skipped["lock"], skipped["reason"]) == ("import:eu", "of its limits, 'all' is taken")
     record = held.record("import:eu")
-    assert record is not None
-    assert record.last_skip is not None
     assert (record.last_skip.why, record.last_skip.by) == ("busy", skipped["holder"])
     assert f"because it was busy ({skipped['holder']})" in str(record.last_skip)
 
@@ -589,9 +556,7 @@ def test_once_in_the_database_and_a_transaction_around_the_body(redislock):
 
 
 @blocking_or_not
-def test_a_run_within_itself_is_refused_if_it_would_wait(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_a_run_within_itself_is_refused_if_it_would_wait(redislock, is_async):
     @single_instance(on_conflict="wait")
     def again() -> None:
         again()
@@ -605,9 +570,7 @@ def test_a_run_within_itself_is_refused_if_it_would_wait(
 
 
 @blocking_or_not
-def test_a_run_within_itself_is_skipped_as_any_other(
-    redislock: LockTestKit, is_async: bool
-) -> None:
+def test_a_run_within_itself_is_skipped_as_any_other(redislock, is_async):
     @single_instance
     def again() -> Any:
         return again()
@@ -625,9 +588,7 @@ def test_a_run_within_itself_is_skipped_as_any_other(
 
 
 @blocking_or_not
-def test_the_record_of_a_job_is_that_of_all_its_names(
-    redislock: LockTestKit, capsys: pytest.CaptureFixture[str], is_async: bool
-) -> None:
+def test_the_record_of_a_job_is_that_of_all_its_names(redislock, capsys, is_async):
     run = job("import:{source}", is_async=is_async)
     assert held.job(full_name(is_async)) is None
     run("eu")
@@ -637,7 +598,6 @@ def test_the_record_of_a_job_is_that_of_all_its_names(
         run("be")
     run_job("backup.sh", "import:nl", lambda: None)  # Another job under such a name.
     record = held.job(full_name(is_async))
-    assert record is not None
     assert record.last_success is not None
     assert record.last_failure is not None
     assert record.last_skip is not None
@@ -808,9 +768,7 @@ WORK_TO_DO = [lambda: aload("eu"), generate, agenerate]
 
 @blocking_or_not
 @pytest.mark.parametrize("work", WORK_TO_DO, ids=["coroutine", "generator", "async generator"])
-def test_a_function_that_returns_work_still_to_do_has_failed(
-    redislock: LockTestKit, is_async: bool, work: Callable[[], Any]
-) -> None:
+def test_a_function_that_returns_work_still_to_do_has_failed(redislock, is_async, work):
     async def astarted():
         return work()
 
@@ -821,7 +779,6 @@ def test_a_function_that_returns_work_still_to_do_has_failed(
     with pytest.raises(TypeError, match="runs after the call has returned"):
         asyncio.run(run()) if is_async else run()
     record = held.record("import")
-    assert record is not None
     assert (record.last_success, record.last_failure is None) == (None, False)
 
 

@@ -1,7 +1,5 @@
 """What `python -m django` does, in a fork of the nursery: a command as from a shell."""
 
-from __future__ import annotations
-
 import sys
 
 from django.core.management import execute_from_command_line

@@ -1,7 +1,5 @@
 """The admin's pages of held locks: who may see them, what they show, and what they do."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -9,7 +7,6 @@ import re
 import uuid
 from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib import admin
@@ -41,9 +38,6 @@ from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
 from tests.support.stored import NEWER_ID, newer_lease
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("locks")]
 
@@ -92,7 +86,6 @@ def told(page):
 def reference(name, permit=None):
     """The lease of a lock that is held now, as forms carry it."""
     lock = held.get(name, permit=permit)
-    assert lock is not None
     return f"{LockPage.of(lock).key}:{lock.id}"
 
 
@@ -204,8 +197,6 @@ def test_nobody_changes(sign_in):
         before = held.get("lottery")
         client.post(detail("lottery"), {"key": "x"})
         after = held.get("lottery")
-        assert before is not None
-        assert after is not None
         assert before.id == after.id
 
 
@@ -227,7 +218,6 @@ def test_the_list_shows_who_holds_what(operator):
     with held_by("lottery", task="lottery.tasks.draw"):
         shown = text(operator.get(LIST))
         lock = held.get("lottery")
-    assert lock is not None
     for part in (
         "web-3:4711",
         "lottery.tasks.draw",
@@ -490,7 +480,6 @@ def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(operator,
     for success in (True, False):
         lock = distributed_lock("lottery", ttl=10)
         assert lock.acquire()
-        assert lock.lease is not None
         lock.lease.renew()  # Long enough to be remembered.
         lock.release(success=success)
     with distributed_lock("lottery"):
@@ -1058,7 +1047,6 @@ def test_every_page_is_made_whatever_the_site_has_chosen(operator, settings, cho
         setattr(settings, name, value)
     with held_by("lottery", task="shop.tasks.draw"):
         lock = held.get("lottery")
-        assert lock is not None
         pages = [operator.get(LIST), operator.get(detail("lottery")), confirm(operator, "lottery")]
         for page in pages:
             assert page.status_code == 200
@@ -1384,7 +1372,6 @@ def remembered(name):
     """A lock of no task that was held long enough to be remembered."""
     lock = distributed_lock(name)
     assert lock.acquire()
-    assert lock.lease is not None
     lock.lease.renew()
     lock.release()
 

@@ -1,10 +1,7 @@
 """System checks: what is wrong with the settings is said before anything goes wrong."""
 
-from __future__ import annotations
-
 import re
 import socket
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core import checks
@@ -15,9 +12,6 @@ from django_redislock.doctor import rights as reach
 from django_redislock.testing import IN_MEMORY
 from tests import ROOT
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    pass
 
 MEMORY_CACHE = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"

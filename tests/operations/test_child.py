@@ -1,14 +1,11 @@
 """A program run as if this process were it: signals, exit statuses, and whose end ends whom."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,11 +14,6 @@ from django_redislock.management.run import Child, cannot_run
 from tests import ROOT
 from tests.support.servers import stop_process
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Start = Callable[..., subprocess.Popen[bytes]]
 
 PARENT = """
 import fcntl, os, sys, termios, threading
@@ -235,7 +227,7 @@ def wait_for_the_last_of(process):
 
 
 @each_tree
-def test_if_we_are_killed_so_is_all_that_the_program_has_started(start: Start, script: str) -> None:
+def test_if_we_are_killed_so_is_all_that_the_program_has_started(start, script):
     process = started(start, script)
     process.kill()
     wait_for_the_last_of(process)
@@ -243,9 +235,7 @@ def test_if_we_are_killed_so_is_all_that_the_program_has_started(start: Start, s
 
 @each_tree
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_who_ends_us_by_a_signal_ends_what_the_program_leaves_behind(
-    start: Start, script: str, number: signal.Signals
-) -> None:
+def test_who_ends_us_by_a_signal_ends_what_the_program_leaves_behind(start, script, number):
     process = started(start, script, grace=0.2)
     process.send_signal(number)
     wait_for_the_last_of(process)
@@ -255,8 +245,8 @@ def test_who_ends_us_by_a_signal_ends_what_the_program_leaves_behind(
 @each_tree
 @pytest.mark.parametrize("grace", [0.0, 0.2])
 def test_without_the_lock_all_that_the_program_has_started_ends_within_the_grace(
-    start: Start, order: tuple[int, int], script: str, grace: float
-) -> None:
+    start, order, script, grace
+):
     process = started(start, script, grace=grace)
     os.write(order[1], b".")
     wait_for_the_last_of(process)

@@ -1,7 +1,5 @@
 """``manage.py locks clean --queued``: forgets the calls that unique_queued has announced."""
 
-from __future__ import annotations
-
 import pytest
 
 from django_redislock import distributed_lock, held, task_runs

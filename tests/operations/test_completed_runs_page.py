@@ -1,26 +1,18 @@
 """The admin's page of completed runs: who may see and forget them, and what it shows."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.test import Client, RequestFactory
+from django.test import RequestFactory
 
 from django_redislock.admin import CompletedRunAdmin
 from django_redislock.models import CompletedRun
 from tests.operations.test_admin import HOSTILE, sign_in, text
 from tests.operations.test_once_command import DAY, add_run, known
 from tests.support.databases import on_sqlite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.databases import MakeDatabase
 
 __all__ = ["sign_in"]  # A fixture.
 
@@ -161,9 +153,7 @@ def test_runs_are_searched_and_filtered(sign_in, query, found):
 
 
 @on_sqlite
-def test_without_its_table_the_page_says_what_to_do(
-    sign_in: Callable[..., Client], make_database: MakeDatabase, settings: Any
-) -> None:
+def test_without_its_table_the_page_says_what_to_do(sign_in, make_database, settings):
     """A router may keep the tables out of a database, and the site's index names the page."""
     bare = make_database("bare", migrate=False)
 
@@ -178,7 +168,7 @@ def test_without_its_table_the_page_says_what_to_do(
 
 
 @on_sqlite
-def test_the_page_of_another_database_is_a_subclass(make_database: MakeDatabase) -> None:
+def test_the_page_of_another_database_is_a_subclass(make_database):
     """As docs/admin.md has it."""
     archive = make_database("archive")
 

@@ -1,14 +1,11 @@
 """The doctor: what makes a server unfit to keep locks is found, and said with a remedy."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -35,10 +32,6 @@ from tests.support.servers import free_port
 from tests.support.stored import immortal, newer_lease
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    from tests.conftest import Locks
-    from tests.support.servers import Server
 
 pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
 
@@ -70,7 +63,7 @@ def comes(about, level, part=""):
 
 
 @everywhere
-def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
+def test_a_plain_server_is_fit_but_for_its_persistence():
     found = findings()
     assert {about for about, one in found.items() if one.level != "ok"} == {"persistence"}
     assert set(found) == {
@@ -206,9 +199,7 @@ def test_a_server_that_falls_silent_half_way_is_a_finding(locks, make_proxy):
 @pytest.mark.proves("N2")
 @everywhere
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-def test_eviction_fails_with_any_policy_but_noeviction(
-    locks: Locks, own_server: Server, policy: str
-) -> None:
+def test_eviction_fails_with_any_policy_but_noeviction(locks, own_server, policy):
     locks.on(own_server)
     client = own_server.client()
     client.config_set("maxmemory-policy", policy)
@@ -302,7 +293,7 @@ def test_a_replica_fails_and_a_primary_wants_acknowledgement(locks, own_server, 
 
 
 @everywhere
-def test_more_acknowledgements_than_replicas_fails(locks: Locks) -> None:
+def test_more_acknowledgements_than_replicas_fails(locks):
     locks.configure(REPLICAS_ACK=1, OPTIONS={"socket_timeout": 2.0})
     assert level("replication") == "fail"
 
@@ -610,7 +601,7 @@ def test_what_no_right_would_help_against_is_told_without_the_rules(locks, own_s
 
 @everywhere
 @pytest.mark.usefixtures("locker")
-def test_forbidden_scripts_are_a_warning(locks: Locks) -> None:
+def test_forbidden_scripts_are_a_warning(locks):
     add_user(locks, "~* &* +@all -@scripting")
     found = findings()
     assert (found["rights"].level, found["scripting"].level) == ("ok", "warn")

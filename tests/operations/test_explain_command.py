@@ -1,7 +1,5 @@
 """``manage.py locks explain``: what became of a call, from what is known."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

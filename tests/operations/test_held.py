@@ -1,10 +1,7 @@
 """Looking at held locks and releasing them by force, as programs and operators do."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,11 +11,6 @@ from tests.support.matrix import QUORUM, everywhere, in_turn, needs_scripts, on_
 from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.conftest import MakeProxy
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.ways import Way
 
 pytestmark = needs_scripts
 
@@ -40,7 +32,7 @@ def test_a_free_lock_is_none(place):
 
 @everywhere
 @both_ways
-async def test_a_held_lock_tells_who_and_how_long(way: Way, place: Place) -> None:
+async def test_a_held_lock_tells_who_and_how_long(way, place):
     async with way.entered(distributed_lock("lottery", ttl=20)) as lease:
         await way.sleep(0.05)
         lock = seen("lottery")
@@ -68,7 +60,7 @@ def test_a_list_is_in_the_order_in_which_the_leases_end(place):
 
 
 @everywhere
-def test_a_list_is_bounded_and_says_when_it_is_partial(place: Place) -> None:
+def test_a_list_is_bounded_and_says_when_it_is_partial(place):
     handles = [distributed_lock(f"lottery:{number}") for number in range(5)]
     assert all(handle.acquire() for handle in handles)
     assert (len(held.list(limit=5)), held.list(limit=5).partial) == (5, False)
@@ -101,7 +93,7 @@ def test_other_prefixes_are_not_listed(place):
 @everywhere
 @in_turn
 @both_ways
-async def test_waiters_are_counted(way: Way, place: Place) -> None:
+async def test_waiters_are_counted(way, place):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
 
@@ -121,7 +113,7 @@ async def test_waiters_are_counted(way: Way, place: Place) -> None:
 
 @everywhere
 @on_servers
-def test_a_key_that_will_never_expire_stands_out(place: ServerPlace) -> None:
+def test_a_key_that_will_never_expire_stands_out(place):
     with distributed_lock("lottery") as lease:
         key = lock_keys(place.locks.prefix, "lottery").lock
         place.locks.redis.persist(key)
@@ -130,7 +122,7 @@ def test_a_key_that_will_never_expire_stands_out(place: ServerPlace) -> None:
 
 
 @on_servers
-def test_a_foreign_value_is_shown_as_held_by_unknown(place: ServerPlace) -> None:
+def test_a_foreign_value_is_shown_as_held_by_unknown(place):
     place.locks.redis.set(lock_keys(place.locks.prefix, "lottery").lock, "\xff|", px=60_000)
     lock = seen("lottery")
     assert str(lock.owner) == "unknown"
@@ -143,7 +135,7 @@ def test_a_foreign_value_is_shown_as_held_by_unknown(place: ServerPlace) -> None
 
 
 @everywhere
-def test_each_permit_is_a_row_of_its_own_and_is_ended_alone(place: Place) -> None:
+def test_each_permit_is_a_row_of_its_own_and_is_ended_alone(place):
     permits = [distributed_lock("gpu", limit=3) for _ in range(3)]
     assert all(permit.acquire() for permit in permits)
     rows = {one.name: one for one in held.list()}
@@ -167,7 +159,7 @@ def test_each_permit_is_a_row_of_its_own_and_is_ended_alone(place: Place) -> Non
 
 
 @everywhere
-def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place: Place) -> None:
+def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place):
     with distributed_lock("gpu#2") as before:
         before.renew()  # So it has a past, which the permit has not.
     with suppress(LockLost), distributed_lock("gpu#2") as lease:
@@ -179,7 +171,6 @@ def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place: Place) -
         (second,) = (one.lease.id for one in permits if one.lease and one.lease.permit == 2)
         assert seen("gpu#2").id == second
         shown = held.detail("gpu#2").lock
-        assert shown is not None
         assert shown.id == second
         for name, number, it in (("gpu#2", 1, lease.id), ("gpu", 2, second)):
             exact = held.get(name, permit=number), held.detail(name, permit=number).lock
@@ -194,12 +185,11 @@ def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place: Place) -
 
 
 @on_servers
-def test_a_foreign_key_hides_no_other_permit(place: ServerPlace) -> None:
+def test_a_foreign_key_hides_no_other_permit(place):
     permits = [distributed_lock("gpu", limit=2) for _ in range(2)]
     assert all(permit.acquire() for permit in permits)
     place.locks.redis.set(lock_keys(place.locks.prefix, "gpu", 1).lock, "foreign", px=60_000)
     shown = held.detail("gpu")
-    assert shown.lock is not None
     assert (shown.lock.state, [one.name for one in shown.others]) == ("foreign", ["gpu#2"])
     for permit in permits:
         with suppress(LockLost):
@@ -207,7 +197,7 @@ def test_a_foreign_key_hides_no_other_permit(place: ServerPlace) -> None:
 
 
 @on_servers
-def test_a_permit_whose_holder_nobody_can_read_has_its_number(place: ServerPlace) -> None:
+def test_a_permit_whose_holder_nobody_can_read_has_its_number(place):
     place.locks.redis.set(lock_keys(place.locks.prefix, "gpu", 2).lock, "somebody's", px=60_000)
     lock = seen("gpu#2")
     assert (lock.state, lock.permit, lock.key) == ("foreign", "2/?", ("gpu", 2))
@@ -223,9 +213,7 @@ def test_listing_scans_no_keys(locks):
 
 @on_servers
 @pytest.mark.parametrize("look", ["list", "get", "force_release"])
-def test_a_silent_server_is_unavailable(
-    place: ServerPlace, make_proxy: MakeProxy, look: str
-) -> None:
+def test_a_silent_server_is_unavailable(place, make_proxy, look):
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
     proxy.refuse()
@@ -244,9 +232,7 @@ def test_a_silent_server_is_unavailable(
 @pytest.mark.proves("P9")
 @everywhere
 @both_ways
-async def test_force_release_frees_the_lock_and_its_holder_learns_why(
-    way: Way, place: Place
-) -> None:
+async def test_force_release_frees_the_lock_and_its_holder_learns_why(way, place):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     assert held.force_release("lottery", seen("lottery").id) is True
@@ -259,7 +245,7 @@ async def test_force_release_frees_the_lock_and_its_holder_learns_why(
 
 @pytest.mark.proves("P9")
 @both_ways
-async def test_force_release_never_touches_a_newer_lease(way: Way, place: Place) -> None:
+async def test_force_release_never_touches_a_newer_lease(way, place):
     async with way.entered(distributed_lock("lottery")):
         old = seen("lottery")
     async with way.entered(distributed_lock("lottery")) as lease:
@@ -269,7 +255,7 @@ async def test_force_release_never_touches_a_newer_lease(way: Way, place: Place)
 
 
 @both_ways
-async def test_force_release_ends_a_cooling_lock(way: Way, place: Place) -> None:
+async def test_force_release_ends_a_cooling_lock(way, place):
     async with way.entered(distributed_lock("lottery", min_hold=60)) as lease:
         pass
     assert held.force_release("lottery", lease.id) is True
@@ -279,7 +265,7 @@ async def test_force_release_ends_a_cooling_lock(way: Way, place: Place) -> None
 @everywhere
 @in_turn
 @both_ways
-async def test_force_release_hands_the_lock_to_the_next_waiter(way: Way, place: Place) -> None:
+async def test_force_release_hands_the_lock_to_the_next_waiter(way, place):
     lock = distributed_lock("lottery", ttl=60)
     assert await way.acquire(lock)
     waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=HUNG)))

@@ -1,9 +1,6 @@
 """What operators look for in a list: holders in trouble, and what will never become free."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,11 +16,6 @@ from tests.support.others import held_by_other, hold, queued
 from tests.support.stored import NAME, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways, in_thread
-
-if TYPE_CHECKING:
-    from tests.conftest import MakeProxy
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.ways import Way
 
 pytestmark = needs_scripts
 
@@ -50,7 +42,7 @@ def states_until_free(name=NAME):
 
 
 @on_servers
-def test_a_lock_that_was_asked_for_again_is_listed_until_it_ends(place: ServerPlace) -> None:
+def test_a_lock_that_was_asked_for_again_is_listed_until_it_ends(place):
     args = ("0123456789abcdef" * 2, "fedcba9876543210", 60_000, "try", "0", "", "-", "owner")
     for _ in range(2):
         assert backends["default"].run(flows.result_of(Call(scripts.ACQUIRE, NAME, args, HUNG)))
@@ -105,7 +97,7 @@ def test_a_lease_that_ends_by_max_hold_is_never_overdue(place):
 
 @in_turn
 @both_ways
-async def test_a_lease_that_is_not_renewed_is_never_overdue(way: Way, place: Place) -> None:
+async def test_a_lease_that_is_not_renewed_is_never_overdue(way, place):
     lock = distributed_lock(NAME)
     assert await way.acquire(lock)
     next_one = distributed_lock(NAME, ttl=6, renew=False, wait=HUNG)
@@ -167,11 +159,10 @@ def test_a_dead_holder_that_somebody_waited_for_is_in_the_past_as_expired(locks,
 
 
 @on_servers
-def test_a_lease_is_in_the_past_once_however_often_it_was_seen(place: ServerPlace) -> None:
+def test_a_lease_is_in_the_past_once_however_often_it_was_seen(place):
     for success in (True, False):
         lock = distributed_lock(NAME, ttl=30)
         assert lock.acquire()
-        assert lock.lease is not None
         wait_until(lambda: (seen().held_for or 0) > 1.6)
         for _ in range(3):
             assert distributed_lock(NAME).locked()
@@ -213,10 +204,8 @@ def server_time(locks):
 
 def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(locks, spawn):
     pid, claimed, busy = wait_until(lambda: claim_seen_twice(locks, spawn))
-    assert claimed is not None
     assert (claimed.state, claimed.owner.pid) == ("held", pid)
     assert claimed.expires_in == pytest.approx(30, abs=1)
-    assert busy is not None
     assert busy.expires_in == pytest.approx(30, abs=1)
     wait_until(lambda: held.get(NAME) is None)  # Nobody confirmed it; acquire says so, too.
     next_one = distributed_lock(NAME, wait=0)
@@ -249,8 +238,8 @@ STRANGE = ["string", "empty string", "nearly ours", "list", "set", "zset", "hash
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.no_permit("the permit of the bystander ends, so it is no error")
 def test_an_acquire_that_meets_what_is_not_ours_has_it_listed_and_an_operator_can_release_it(
-    place: ServerPlace, kind: str
-) -> None:
+    place, kind
+):
     key = keys_of(place.locks).lock
     put(place.locks.redis, key, kind)
     assert listed() == {}
@@ -273,9 +262,7 @@ def test_an_acquire_that_meets_what_is_not_ours_has_it_listed_and_an_operator_ca
 @pytest.mark.proves("P9")
 @on_servers
 @pytest.mark.parametrize("kind", STRANGE)
-def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(
-    place: ServerPlace, kind: str
-) -> None:
+def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(place, kind):
     client, key = place.locks.redis, keys_of(place.locks).lock
     put(client, key, kind)
     shown = seen().id
@@ -291,9 +278,7 @@ def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(
 
 @on_servers
 @pytest.mark.no_permit("the permit of the bystander ends, so it is no error")
-def test_a_lock_of_ours_without_expiry_stays_listed_once_an_acquire_met_it(
-    place: ServerPlace,
-) -> None:
+def test_a_lock_of_ours_without_expiry_stays_listed_once_an_acquire_met_it(place):
     client, keys = place.locks.redis, keys_of(place.locks)
     with held_by_other(NAME):
         client.persist(keys.lock)
@@ -309,7 +294,7 @@ def test_a_lock_of_ours_without_expiry_stays_listed_once_an_acquire_met_it(
 
 @on_servers
 @pytest.mark.no_permit("the permit of the bystander ends, so it is no error")
-def test_what_never_ended_leaves_the_index_once_it_is_seen_to_have_gone(place: ServerPlace) -> None:
+def test_what_never_ended_leaves_the_index_once_it_is_seen_to_have_gone(place):
     client, keys = place.locks.redis, keys_of(place.locks)
     client.set(keys.lock, "by hand")
     with pytest.raises(LockUnavailable):
@@ -319,7 +304,7 @@ def test_what_never_ended_leaves_the_index_once_it_is_seen_to_have_gone(place: S
 
 
 @on_servers
-def test_a_foreign_value_that_will_expire_is_listed_until_then(place: ServerPlace) -> None:
+def test_a_foreign_value_that_will_expire_is_listed_until_then(place):
     client, keys = place.locks.redis, keys_of(place.locks)
     client.set(keys.lock, "by hand", px=60_000)
     assert not distributed_lock(NAME, wait=0).acquire()
@@ -352,9 +337,7 @@ def sent(place):
 
 @unscripted
 @pytest.mark.no_permit("MGET knows no bounds")
-def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(
-    place: ServerPlace, sent: Any
-) -> None:
+def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(place, sent):
     place.locks.redis.set(keys_of(place.locks).lock, b"\xff" * HUGE, px=60_000)
     sent()
     assert not distributed_lock(NAME, wait=0).acquire()
@@ -364,9 +347,7 @@ def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(
 @everywhere
 @on_servers
 @pytest.mark.no_permit("a bystander does not ask where a stranger waits")
-def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
-    place: ServerPlace, sent: Any
-) -> None:
+def test_listings_and_acquires_read_of_huge_values_only_the_beginning(place, sent):
     client, keys = place.locks.redis, keys_of(place.locks)
     client.set(keys.lock, b"\xff" * HUGE, px=60_000)
     client.zadd(keys.held, {keys.lock: 9e15})
@@ -389,7 +370,7 @@ def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
 
 @everywhere
 @on_servers
-def test_huge_members_of_an_index_are_not_read(place: ServerPlace, sent: Any) -> None:
+def test_huge_members_of_an_index_are_not_read(place, sent):
     client, index = place.locks.redis, index_key(place.locks.prefix)
     client.zadd(index, {"x" * HUGE: 9e15})
     client.zadd(keys_of(place.locks).ran, {"x" * HUGE: 9e15})
@@ -433,12 +414,7 @@ def test_a_run_is_known_by_its_id_however_long_that_and_its_owner_are(length, le
 
 @on_servers
 @pytest.mark.parametrize("successor", [False, True])
-def test_a_force_release_whose_answer_is_lost_was_done(
-    place: ServerPlace,
-    make_proxy: MakeProxy,
-    caplog: pytest.LogCaptureFixture,
-    successor: bool,
-) -> None:
+def test_a_force_release_whose_answer_is_lost_was_done(place, make_proxy, caplog, successor):
     lock, waiter = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
     assert lock.acquire()
     waits = in_thread(lambda: waiter.acquire() and waiter.lease) if successor else None

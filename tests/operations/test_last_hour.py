@@ -1,7 +1,5 @@
 """The small pictures of the last hour of a lock: what they show, and what they say beside it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from django_redislock.admin import last_hour
@@ -26,12 +24,10 @@ def past(since, until, host="web-1", ended="done"):
 
 
 def said(hour):
-    assert hour is not None
     return {picture.about: picture.says for picture in hour.pictures}
 
 
 def marks(hour, about):
-    assert hour is not None
     (picture,) = (one for one in hour.pictures if one.about == about)
     return [(mark.x, mark.width, mark.kind) for mark in picture.marks]
 
@@ -66,7 +62,6 @@ def test_runs_waits_skips_and_losses_are_where_they_were():
     assert marks(hour, "Waits") == [("62.50%", "12.50%", "wait"), ("97.50%", "2.50%", "wait")]
     assert marks(hour, "Skips") == [("50.00%", "0.80%", "skip"), ("98.33%", "0.80%", "skip")]
     assert marks(hour, "Losses") == [("25.00%", "0.80%", "forced"), ("75.00%", "0.80%", "failed")]
-    assert hour is not None
     assert r"a\u202eb" in hour.pictures[1].marks[1].says
     assert hour.note == ""
     assert [tick.x for tick in hour.ticks][-1] == "100.00%"
@@ -74,8 +69,6 @@ def test_runs_waits_skips_and_losses_are_where_they_were():
 
 def test_what_is_kept_may_be_less_than_an_hour():
     hour = last_hour.draw(replace(EMPTY, past=[past(30, 20), past(10, 5)]), None, 2)
-    assert hour is not None
     assert "2 earlier leases are kept" in hour.note
     whole = last_hour.draw(replace(EMPTY, past=[past(4000, 3000), past(10, 5)]), None, 2)
-    assert whole is not None
     assert whole.note == ""

@@ -16,7 +16,7 @@ import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from unittest.mock import Mock, patch
 from zoneinfo import ZoneInfo
 
@@ -47,11 +47,6 @@ from tests.support.processes import hear, say
 from tests.support.stored import NEWER_ID, newer_lease
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    from tests.support.nursery import Fork
-
-    Running = Fork | subprocess.Popen[bytes]
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -396,7 +391,6 @@ def test_show_tells_who_waits_and_who_held_it_before(spawn):
     for outcome in (True, False):
         lock = distributed_lock("lottery", ttl=10)
         assert lock.acquire()
-        assert lock.lease is not None
         lock.lease.renew()  # Long enough to be remembered.
         lock.release(success=outcome)
     with distributed_lock("lottery"):
@@ -748,7 +742,6 @@ def test_a_task_is_found_by_a_name_that_is_kept_in_part():
     ran("a:1", "a:1", task=task)
     assert [one.name for one in held.records(task=task)] == ["a:1"]
     job = held.job(task)
-    assert job is not None
     assert (job.name, job.last_success is None) == (task, False)
     overdue = ("--no-success-for", "1h", "--fail")
     locks_command("runs", "--task", task, *overdue)
@@ -821,7 +814,6 @@ def test_release_frees_no_newer_lease_than_the_one_shown(monkeypatch):
 
         def while_it_is_asked():
             shown = held.get("lottery")
-            assert shown is not None
             held.force_release("lottery", shown.id)
             assert later.acquire()
             return "y"
@@ -831,7 +823,6 @@ def test_release_frees_no_newer_lease_than_the_one_shown(monkeypatch):
         outcome = locks_command("release", "lottery")
         assert outcome.status == 1
         assert "Somebody else holds it now" in outcome.err
-        assert later.lease is not None
         later.lease.ensure_held(verify=True)
         later.release()
 
@@ -840,7 +831,6 @@ def test_release_frees_no_newer_lease_than_the_one_shown(monkeypatch):
 def test_release_with_an_id_asks_nothing_and_frees_only_that_lease():
     with held_by("lottery"):
         lock = held.get("lottery")
-        assert lock is not None
         other = locks_command("release", "lottery", "--id", "0" * 16)
         assert other.status == 1
         assert "Somebody else" in other.err
@@ -869,7 +859,6 @@ def test_release_by_id_needs_no_name(settings):
     handle = distributed_lock("lottery", using="other")
     with held_by("lottery"):
         assert handle.acquire()
-        assert handle.lease is not None
         assert locks_command("release", "--id", handle.lease.id, "--alias", "default").status == 1
         outcome = locks_command("release", "--id", handle.lease.id, "--json")
         assert outcome.status == 0
@@ -1133,7 +1122,6 @@ def test_a_container_knows_its_own_dead_processes_and_no_others(settings):
     )
     assert done.stdout == "True\n"
     found = held.get("lottery")
-    assert found is not None
     assert found.gone is False
     assert "Would release" not in locks_command("clean", "--dead-here", "--dry-run").out
 

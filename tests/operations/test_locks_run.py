@@ -1,7 +1,5 @@
 """``manage.py locks run``, and ``python -m django_redislock run``: any command under a lock."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -24,9 +21,6 @@ from tests import ROOT
 from tests.support.nursery import environment_for, start_python
 from tests.support.others import held_by
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -207,11 +201,9 @@ def test_its_runs_have_records(start):
     with held_by("backup"):
         assert here("backup", "--", "ls", "-l")[0] == 75
     record = task_runs.record("backup")
-    assert record is not None
     runs = record.last_success, record.last_failure, record.last_skip
     assert [run and run.owner.command for run in runs] == ["true", "false", "ls -l"]
     assert {run and run.owner.task for run in runs} == {"backup"}
-    assert record.last_skip is not None
     assert record.last_skip.why == "busy"
 
 
@@ -229,7 +221,6 @@ def test_a_lost_lease_ends_what_the_command_has_started(start, tmp_path):
     job = start("backup", "--ttl", "4", "--grace", "0.3", "--", "sh", "-c", line)
     wait_until(lambda: pids.exists() and pids.read_text())
     found = held.get("backup")
-    assert found is not None
     assert held.force_release("backup", found.id, by="test", reason="")
     assert job.wait() == 76
     with pytest.raises(ProcessLookupError):
@@ -251,7 +242,6 @@ def test_a_command_whose_lease_is_lost_is_ended(start):
     job = start("backup", "--ttl", "4", "--grace", "0.3", "--", "sh", "-c", script)
     wait_until(lambda: job.out)
     found = held.get("backup")
-    assert found is not None
     assert held.force_release("backup", found.id, by="test", reason="")
     assert job.wait() == 76
     assert job.out == "on\nasked\n"
@@ -285,7 +275,6 @@ def test_one_that_is_ended_while_it_waits_leaves_nothing(start, number, status):
         os.kill(job.process.pid, number)
         assert job.wait() == status
         lock = held.get("backup")
-        assert lock is not None
         assert not lock.waiters
 
 
@@ -297,7 +286,6 @@ def test_a_skip_is_one_line_and_a_status():
         status, line = here("backup", "--wait", "0.1", "--", "true")
         assert status == 75
         holder = held.get("backup")
-        assert holder is not None
         assert line == f"Skipped: 'backup' is held by {holder.owner}\n"
         assert here("backup", "--busy-exit", "9", "-v", "0", "--", "true") == (9, "")
 

@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +19,6 @@ from tests.support.prometheus import is_here, promtool
 from tests.support.servers import free_port
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
 
 JOB = f"{__name__}.report"
 
@@ -60,7 +56,7 @@ def of_job(metric, **labels):
 
 @everywhere
 @needs_records
-def test_it_tells_of_locks_waiters_and_jobs(place: Place) -> None:
+def test_it_tells_of_locks_waiters_and_jobs(place):
     report(1)
     with pytest.raises(KeyError):
         report(2, KeyError)
@@ -87,7 +83,7 @@ def test_it_tells_of_locks_waiters_and_jobs(place: Place) -> None:
 
 
 @unscripted
-def test_a_server_that_forbids_scripts_is_up_and_has_no_lists(place: Place) -> None:
+def test_a_server_that_forbids_scripts_is_up_and_has_no_lists(place):
     report_status = locks_command("metrics").status
     found = told()
     assert report_status == 0

@@ -1,11 +1,8 @@
 """The recipe of docs/monitoring.md that writes down who held what."""
 
-from __future__ import annotations
-
 import json
 import logging.config
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +10,6 @@ from django_redislock import LockLost, distributed_lock, held, signals
 from tests import ROOT
 from tests.package.test_docs import code_of
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 SIGNALS = (signals.lock_acquired, signals.lock_released, signals.lock_lost)
 

@@ -1,12 +1,9 @@
 """``manage.py locks once``: which runs a database knows to be completed. It asks no lock server."""
 
-from __future__ import annotations
-
 import logging
 import re
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections
@@ -15,9 +12,6 @@ from django.utils import timezone
 from django_redislock.models import CompletedRun, Fence
 from tests.operations.test_locks_command import answers, locks_command
 from tests.support.databases import on_sqlite
-
-if TYPE_CHECKING:
-    from tests.support.databases import MakeDatabase
 
 __all__ = ["answers"]  # A fixture.
 
@@ -246,9 +240,7 @@ def test_a_run_is_forgotten_whichever_alias_its_lock_had():
 
 @on_sqlite
 @pytest.mark.parametrize("chosen", [["lottery"], ["--older-than", "30s"]], ids=" ".join)
-def test_what_is_forgotten_is_committed_also_with_autocommit_off(
-    chosen: list[str], make_database: MakeDatabase
-) -> None:
+def test_what_is_forgotten_is_committed_also_with_autocommit_off(chosen, make_database):
     archive = make_database("archive")
     add_run("lottery", using=archive)
     connection = connections[archive]
@@ -261,7 +253,7 @@ def test_what_is_forgotten_is_committed_also_with_autocommit_off(
 
 
 @on_sqlite
-def test_each_database_has_its_own(make_database: MakeDatabase) -> None:
+def test_each_database_has_its_own(make_database):
     archive = make_database("archive")
     add_run("lottery", using=archive)
     assert "no completed run" in locks_command("once").out
@@ -274,9 +266,7 @@ def test_each_database_has_its_own(make_database: MakeDatabase) -> None:
 
 @pytest.mark.parametrize("act", [["list"], ["forget", "x", "--yes"], ["forget", "--older-than=1d"]])
 @on_sqlite
-def test_a_database_without_the_table_says_how_to_make_it(
-    act: list[str], make_database: MakeDatabase
-) -> None:
+def test_a_database_without_the_table_says_how_to_make_it(act, make_database):
     archive = make_database("archive", migrate=False)
     outcome = locks_command("once", *act, "--database", archive)
     assert outcome.status == 2
@@ -285,9 +275,7 @@ def test_a_database_without_the_table_says_how_to_make_it(
 
 
 @on_sqlite
-def test_a_database_that_does_not_answer_is_said_so(
-    make_database: MakeDatabase, tmp_path: Any
-) -> None:
+def test_a_database_that_does_not_answer_is_said_so(make_database, tmp_path):
     archive = make_database("archive")
     connections[archive].close()
     connections[archive].settings_dict["NAME"] = str(tmp_path / "no" / "such.sqlite3")
@@ -317,9 +305,7 @@ class Replicas:
 
 
 @on_sqlite
-def test_what_is_forgotten_is_deleted_where_it_was_written(
-    make_database: MakeDatabase, settings: Any
-) -> None:
+def test_what_is_forgotten_is_deleted_where_it_was_written(make_database, settings):
     replica = make_database("replica")
     for using in ("default", replica):
         add_run("lottery", using=using)

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -32,9 +31,6 @@ from tests.support.others import held_by, waiters
 from tests.support.stored import keys_of, newer_lease
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
 
 WHO = "ann in the admin"
 PAUSE = "/admin/django_redislock/heldlock/pause/"
@@ -71,7 +67,7 @@ def holder():
 
 
 @in_turn
-def test_nobody_gets_a_lock_that_is_held_until_the_pause_is_ended(place: Place) -> None:
+def test_nobody_gets_a_lock_that_is_held_until_the_pause_is_ended(place):
     assert held.pause("lottery", 60, by=WHO, reason="DB upgrade") is True
     with pytest.raises(LockTimeout) as refused:
         distributed_lock("lottery", wait=0).__enter__()
@@ -86,7 +82,7 @@ def test_nobody_gets_a_lock_that_is_held_until_the_pause_is_ended(place: Place) 
 
 
 @in_turn
-def test_a_pause_begins_after_the_holder_and_before_all_waiters(place: Place) -> None:
+def test_a_pause_begins_after_the_holder_and_before_all_waiters(place):
     lock = distributed_lock("lottery", ttl=60)
     assert lock.acquire()
     fence = lock.lease.fence
@@ -101,7 +97,6 @@ def test_a_pause_begins_after_the_holder_and_before_all_waiters(place: Place) ->
         held.pause("lottery", 60, by="bob")
     lock.release()
     now = held.get("lottery")
-    assert now is not None
     assert (str(now.owner), now.state, now.waiters) == (WHO, "paused", 2)
     assert now.fence is not None
     assert now.fence > fence
@@ -129,7 +124,7 @@ def show():
 
 
 @in_turn
-def test_a_pause_that_has_not_begun_can_be_ended_and_its_holder_never_is(place: Place) -> None:
+def test_a_pause_that_has_not_begun_can_be_ended_and_its_holder_never_is(place):
     with held_by("lottery"):
         assert held.pause("lottery", 60, by=WHO) is False
         assert held.resume("lottery") is True
@@ -151,7 +146,6 @@ def test_the_list_has_a_pause_after_a_dead_holder_and_none_that_was_ended(locks)
     for name in ("lottery", "report"):
         lock = distributed_lock(name, ttl=1.5, renew=False)
         assert lock.acquire()
-        assert lock.lease is not None
         lock.lease.renew()
         assert held.pause(name, 60, by=WHO) is False
         lock.lease.renew()
@@ -186,7 +180,7 @@ def test_waiters_do_not_shorten_the_life_of_a_pause_in_the_queue(locks):
 
 @in_turn
 @pytest.mark.waits
-def test_the_list_has_a_pause_after_a_lease_that_ended_sooner_than_was_noted(place: Place) -> None:
+def test_the_list_has_a_pause_after_a_lease_that_ended_sooner_than_was_noted(place):
     with distributed_lock("cooled", min_hold=0.5):
         assert held.pause("cooled", 60, by=WHO) is False
     with distributed_lock("offered") as lease:
@@ -227,15 +221,13 @@ def test_a_skip_says_held_by_whom_and_why(locks):
     expected = {"skipped": "paused", "lock": "lottery", "holder": WHO, "reason": "DB upgrade"}
     assert draw() == expected
     record = held.record("lottery")
-    assert record is not None
-    assert record.last_skip is not None
     assert record.last_skip.why == "paused"
     held.resume("lottery")
     assert draw() == "drawn"
 
 
 @places(QUORUM)
-def test_on_a_quorum_the_command_waits_in_the_foreground(place: Place) -> None:
+def test_on_a_quorum_the_command_waits_in_the_foreground(place):
     with held_by("lottery"):
         with pytest.raises(LockTimeout):
             held.pause("lottery", 60, by=WHO)
@@ -254,9 +246,7 @@ def test_on_a_quorum_the_command_waits_in_the_foreground(place: Place) -> None:
 
 @places(QUORUM)
 @pytest.mark.proves("R4")
-def test_a_pause_that_waits_asks_under_a_new_token_and_id(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_that_waits_asks_under_a_new_token_and_id(place, monkeypatch):
     asked, shipped = [], flows.pause
 
     def hold(request, now):
@@ -274,7 +264,7 @@ def test_a_pause_that_waits_asks_under_a_new_token_and_id(
 
 
 @unscripted
-def test_a_server_without_scripts_has_no_holds(place: Place) -> None:
+def test_a_server_without_scripts_has_no_holds(place):
     status, says = locks_command("pause", "lottery", "--for", "1h")
     assert status == 3
     assert "pause and force release of locks need EVAL" in says
@@ -342,7 +332,6 @@ def test_the_permits_of_a_name_are_held_together(locks):
 def test_runs_that_have_another_permit_go_on_and_are_named(locks):
     with held_by("report", limit=2), held_by("report", "web-4", limit=2):
         seen = held.get("report")
-        assert seen is not None
         held.force_release("report", seen.id)
         status, says = locks_command("pause", "report", "--for", "1m")
         assert status == 0
@@ -430,7 +419,6 @@ def test_who_releases_a_pause_by_force_is_not_told_of_code_that_goes_on(locks):
     operator = client_of("operator")
     assert held.pause("lottery", 3600, by=WHO)
     lock = held.get("lottery")
-    assert lock is not None
     lease = {"lease": f"{LockPage.of(lock).key}:{lock.id}"}
     address = f"{PAUSE.removesuffix('pause/')}force-release/"
     shown = operator.post(address, lease).content.decode()
@@ -482,7 +470,6 @@ def test_the_action_of_the_list_asks_before_it_holds(locks):
     keeper = client_of("keeper")
     with held_by("lottery"):
         lock = held.get("lottery")
-        assert lock is not None
         key = LockPage.of(lock).key
         action = {"action": "pause", "_selected_action": f"{key}:{lock.id}", "index": 0}
         shown = keeper.post("/admin/django_redislock/heldlock/", action).content.decode()

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -23,9 +22,6 @@ from tests.support.processes import hear, say
 from tests.support.prometheus import MISSING, Prometheus, is_here, locks_metrics, promtool
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 RULES = ROOT / "docs" / "monitoring" / "prometheus-rules.yml"
 DASHBOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"

@@ -1,14 +1,11 @@
 """How long, and how many, records of runs and earlier leases are kept: RECORDS and TIMELINE."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import time
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -26,9 +23,6 @@ from django_redislock.rules.options import Options
 from tests.support.matrix import everywhere, needs_records
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
 
 pytestmark = needs_records
 
@@ -63,7 +57,7 @@ def orders(number):
 
 
 @everywhere
-def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place: Place) -> None:
+def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place):
     place.configure(RECORDS=FEWEST_IN_A_BUCKET)
     names = orders(FEWEST_IN_A_BUCKET + 4)
     run_all(names)
@@ -185,7 +179,6 @@ def test_a_lease_knows_for_how_long_it_was_queued(locks, spawn):
         time.sleep(1.1)  # What is measured.
     assert child.read() == "held"
     lock = held.get("lottery")
-    assert lock is not None
     assert 1.0 <= lock.owner.waited < HUNG
     assert lock.as_dict()["owner"]["waited"] == lock.owner.waited
     child.send("release")
@@ -215,7 +208,7 @@ def take_and_hold(name):
 
 
 @everywhere
-def test_announced_calls_are_listed_until_they_are_forgotten(place: Place) -> None:
+def test_announced_calls_are_listed_until_they_are_forgotten(place):
     names = {f"order:{pk}" for pk in range(9)}
     for name in names:
         task_runs.announce(name, f"id of {name}", 60, task="shop.sync", using="default")

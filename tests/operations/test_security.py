@@ -1,12 +1,9 @@
 """No secret leaves through a page, a command, a log, a check, an exception or a repr."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re
 import traceback
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core import checks
@@ -22,9 +19,6 @@ from django_redislock.models import LockPage
 from django_redislock.rules.keys import lock_keys
 from tests import ROOT
 from tests.support import site
-
-if TYPE_CHECKING:
-    pass
 
 SECRET = "s3cr3t-pa55"
 LIST = "/admin/django_redislock/heldlock/"

@@ -1,10 +1,7 @@
 """What became of task runs: those that ended, those under way, and those that never ended."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +16,6 @@ from django_redislock.rules.options import Options
 from tests.support.matrix import everywhere, in_turn, needs_records, on_servers
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place, ServerPlace
 
 pytestmark = needs_records
 
@@ -58,7 +52,7 @@ def ids(*runs):
 
 
 @everywhere
-def test_a_run_is_under_way_until_it_ends(place: Place) -> None:
+def test_a_run_is_under_way_until_it_ends(place):
     with running("first"):
         assert ids(*record().under_way) == ["first"]
         (run,) = record().under_way
@@ -108,7 +102,7 @@ def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(place, renewed):
 
 
 @in_turn
-def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
+def test_a_run_that_waited_for_its_turn_is_under_way(place):
     told = threading.Event()
 
     def wait():
@@ -161,7 +155,6 @@ def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it
     assert ids(*record().under_way) == ["first"]
     wait_until(lambda: not record().under_way)
     unended = record().last_unended
-    assert unended is not None
     assert (unended.owner.pid, unended.lasted, unended.why) == (child.pid, None, "")
 
 
@@ -183,14 +176,14 @@ def test_a_run_that_was_given_up_before_it_began_never_was(locks, proxy):
 
 
 @on_servers
-def test_the_record_is_kept_for_thirty_days(place: ServerPlace) -> None:
+def test_the_record_is_kept_for_thirty_days(place):
     with running("first"):
         ttl = place.locks.redis.ttl(lock_keys(place.locks.prefix, NAME).runs)
         assert 29 < ttl / 86_400 <= 30
 
 
 @on_servers
-def test_what_somebody_else_wrote_spoils_no_record(place: ServerPlace) -> None:
+def test_what_somebody_else_wrote_spoils_no_record(place):
     key = lock_keys(place.locks.prefix, NAME).runs
     with running("first"):
         for field in ("started#2", "unended", "success", "started\xff"):
@@ -200,7 +193,7 @@ def test_what_somebody_else_wrote_spoils_no_record(place: ServerPlace) -> None:
 
 
 @everywhere
-def test_a_call_that_came_again_and_ended_has_not_never_ended(place: Place) -> None:
+def test_a_call_that_came_again_and_ended_has_not_never_ended(place):
     """The broker delivers the call of a killed process again; others run after it."""
     for limit in (0, 2):
         name = f"nightly {limit}"
@@ -222,7 +215,7 @@ def test_a_call_that_came_again_and_ended_has_not_never_ended(place: Place) -> N
 
 
 @everywhere
-def test_a_job_has_its_own_skips_although_another_shares_its_lock(place: Place) -> None:
+def test_a_job_has_its_own_skips_although_another_shares_its_lock(place):
     def run(job):
         with busy_with(Activity(task=job)), Lock(NAME, Options(ttl=10), RunMarker("", 60)):
             pass
@@ -251,7 +244,7 @@ def known(name):
 
 
 @everywhere
-def test_json_of_a_record_has_the_documented_keys(place: Place) -> None:
+def test_json_of_a_record_has_the_documented_keys(place):
     with running("first"):
         pass
     with running("second"):

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 from django.http import HttpRequest, HttpResponse
@@ -22,9 +21,6 @@ from django_redislock.middleware import LockErrorsMiddleware
 from django_redislock.testing import LockTestKit
 from tests.support.matrix import needs_scripts
 from tests.support.others import held_by, held_by_other
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place
 
 pytestmark = needs_scripts
 
@@ -42,7 +38,7 @@ class OfMethod(View):
     """The lock is over one method."""
 
     @method_decorator(lock)
-    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def get(self, request, pk):
         return held_names()
 
 
@@ -50,7 +46,7 @@ class AOfMethod(View):
     """The same, asynchronous."""
 
     @method_decorator(lock)
-    async def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+    async def get(self, request, pk):
         await asyncio.sleep(0)
         return held_names()
 
@@ -191,7 +187,7 @@ def site(settings):
 
 
 @each_view
-def test_a_view_runs_under_the_lock_of_its_arguments(place: Place, view: str) -> None:
+def test_a_view_runs_under_the_lock_of_its_arguments(place, view):
     for _ in range(2):
         response = Client().get(f"/{view}/7")
         assert (response.status_code, response.content) == (200, b"v:7")
@@ -199,14 +195,14 @@ def test_a_view_runs_under_the_lock_of_its_arguments(place: Place, view: str) ->
 
 
 @each_view
-async def test_it_does_in_an_event_loop(place: Place, view: str) -> None:
+async def test_it_does_in_an_event_loop(place, view):
     response = await AsyncClient().get(f"/{view}/7")
     assert (response.status_code, response.content) == (200, b"v:7")
     assert held.list() == []
 
 
 @each_view
-def test_a_view_that_finds_it_busy_does_not_run(redislock: LockTestKit, view: str) -> None:
+def test_a_view_that_finds_it_busy_does_not_run(redislock, view):
     with redislock.simulate_held_by_other("v:7"):
         assert Client().get(f"/{view}/7").status_code == 409
         assert Client().get(f"/{view}/8").status_code == 200
@@ -245,7 +241,7 @@ def no_time_passes(redislock, monkeypatch):
 
 @pytest.mark.usefixtures("no_time_passes")
 @each_view
-async def test_busy_is_409_with_the_time_to_try_again(redislock: LockTestKit, view: str) -> None:
+async def test_busy_is_409_with_the_time_to_try_again(redislock, view):
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = await AsyncClient().get(f"/{view}/7")
     assert response.status_code == 409
@@ -311,10 +307,8 @@ def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings):
             ):
                 pass
             response = middleware.process_exception(RequestFactory().get("/"), raised.value)
-            assert response is not None
             assert seconds - 60 < int(response["Retry-After"]) <= seconds
     by_hand = middleware.process_exception(RequestFactory().get("/"), LockTimeout("v:7", alias="?"))
-    assert by_hand is not None
     assert by_hand.status_code == 409
 
 
@@ -324,7 +318,6 @@ def test_without_a_bound_a_lock_that_never_ends_is_answered_too(monkeypatch):
     for left, seconds in ((3600, "3600"), (math.inf, "30"), (None, "1")):
         error = LockTimeout("v:7", expires_in=left)
         response = middleware.process_exception(RequestFactory().get("/"), error)
-        assert response is not None
         assert response["Retry-After"] == seconds
 
 
@@ -334,7 +327,6 @@ def test_the_bound_of_a_subclass_may_be_a_timedelta(bound, monkeypatch):
     middleware = Locked(lambda request: HttpResponse())
     error = LockTimeout("v:7", expires_in=3600)
     response = middleware.process_exception(RequestFactory().get("/"), error)
-    assert response is not None
     assert response["Retry-After"] == "5"
 
 
@@ -387,9 +379,7 @@ def test_neither_the_lock_nor_its_holder_is_told_but_both_are_in_the_log(redislo
 
 
 @each_view
-def test_unavailable_is_503(
-    redislock: LockTestKit, view: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unavailable_is_503(redislock, view, caplog):
     with redislock.simulate_unavailable():
         response = Client().get(f"/{view}/7")
     assert response.status_code == 503

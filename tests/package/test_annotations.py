@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from textwrap import dedent
-from typing import TYPE_CHECKING
 
 import celery
 import pytest
@@ -17,9 +16,6 @@ from django.test import RequestFactory
 from django_redislock import distributed_lock, take_up
 from django_redislock.celery.checks import check_tasks
 from tests.support.celery_app import EAGER, celery_app
-
-if TYPE_CHECKING:
-    pass
 
 IS_PLAIN = sys.version_info >= (3, 14) and celery.VERSION >= (5, 6, 3)
 ORDER = "Order" if IS_PLAIN else '"Order"'

@@ -1,12 +1,9 @@
 """What the documents say is so: links lead somewhere, code compiles, the README's example works."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
 from configparser import ConfigParser
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -41,7 +38,7 @@ def anchors_of(text):
 
 
 @of_each_document
-def test_links_within_the_project_lead_somewhere(document: Path) -> None:
+def test_links_within_the_project_lead_somewhere(document):
     links = re.findall(r"\]\(([^)\s]+)\)", without_code(document.read_text()))
     for link in links:
         if re.match(r"[a-z]+:", link):
@@ -77,7 +74,7 @@ def long_sentences(text):
 
 
 @of_each_document
-def test_no_cell_of_a_table_and_no_sentence_is_long(document: Path) -> None:
+def test_no_cell_of_a_table_and_no_sentence_is_long(document):
     text = document.read_text()
     assert long_cells(text) == []
     assert long_sentences(text) == []
@@ -92,13 +89,13 @@ def test_long_cells_and_sentences_are_found():
 
 
 @of_each_document
-def test_python_in_documents_compiles(document: Path) -> None:
+def test_python_in_documents_compiles(document):
     for code in code_of(document.read_text(), "python"):
         compile(code, str(document), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @of_each_document
-def test_make_targets_in_documents_exist(document: Path) -> None:
+def test_make_targets_in_documents_exist(document):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     named = re.findall(r"(?:`|^)make ([a-z][a-z-]*)", document.read_text(), flags=re.MULTILINE)
     assert set(named) <= targets

@@ -1,7 +1,5 @@
 """What those who host the repository show to who takes part: forms for issues, hooks for git."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The wheel has all that the package needs, the source distribution all that the project has."""
 
-from __future__ import annotations
-
 import ast
 import filecmp
 import os
@@ -15,16 +13,12 @@ from fnmatch import fnmatch
 from functools import partial
 from importlib.metadata import EntryPoint
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import TYPE_CHECKING
 
 import pytest
 
 import django_redislock
 from tests import ROOT
 from tests.support.processes import python
-
-if TYPE_CHECKING:
-    pass
 
 PACKAGE = ROOT / "django_redislock"
 LEFTOVERS = ("__pycache__", "*.orig", "*.rej", "*~")
@@ -182,8 +176,6 @@ def test_on_the_package_index_no_link_leads_into_nothing(metadata):
 
 def setup_file():
     spec = spec_from_file_location("setup", ROOT / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
     spec.loader.exec_module(setup := module_from_spec(spec))
     return setup
 

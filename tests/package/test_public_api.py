@@ -1,7 +1,5 @@
 """The public surface: what there is, how it is called, and what importing it needs."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import textwrap

@@ -1,9 +1,6 @@
 """The `redislock` fixture, as a project that uses locks has it in its tests."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,11 +10,6 @@ from django_redislock.backends.registry import backends
 from django_redislock.rules.stored import Owner
 from tests.support.ways import both_ways
 
-if TYPE_CHECKING:
-    from django_redislock.testing import LockTestKit
-    from tests.support.backends import Place
-    from tests.support.ways import Way
-
 pytest_plugins = ["pytester"]
 
 
@@ -25,7 +17,7 @@ pytest_plugins = ["pytester"]
 
 
 @both_ways
-async def test_locks_need_no_server(way: Way, redislock: LockTestKit) -> None:
+async def test_locks_need_no_server(way, redislock):
     assert isinstance(backends["default"], InMemoryBackend)
     async with way.entered(distributed_lock("lottery")) as lease:
         assert lease.held
@@ -161,7 +153,7 @@ def kit():
 
 
 @both_ways
-async def test_simulate_held_by_other(way: Way, place: Place, kit: LockTestKit) -> None:
+async def test_simulate_held_by_other(way, place, kit):
     lock = distributed_lock("lottery", wait=0, reentrant=True)
     with kit.simulate_held_by_other("lottery"):
         assert not await way.acquire(lock)
@@ -187,7 +179,7 @@ def test_nobody_else_can_hold_what_is_held(place, kit):
 
 @both_ways
 @pytest.mark.parametrize("reason", ["expired", "forced", "taken", "unreachable"])
-async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: str) -> None:
+async def test_simulate_lost(way, place, kit, reason):
     told = []
     signalled = threading.Event()
 

@@ -1,10 +1,7 @@
 """The site that `make docs` makes: nothing from outside, every public name, llms.txt."""
 
-from __future__ import annotations
-
 import importlib
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +13,6 @@ import django_redislock
 from django_redislock import management, signals
 from tests import ROOT
 from tests.support import docs_site
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(docs_site.LONGEST)]
 
@@ -74,7 +68,6 @@ def test_llms_txt_lists_each_page_once_with_its_title_and_a_line(site):
     assert sorted(page for _, page, _ in listed) == [page for page in PAGES if page != "index"]
     for title, page, line in listed:
         heading = re.search(r"^# (.+)$", (site / f"{page}.md").read_text(), re.MULTILINE)
-        assert heading is not None
         assert title == re.sub(r"`|\\", "", heading[1])
         assert len(line.split()) > 2, page
 

@@ -1,7 +1,5 @@
 """What import-linter cannot see: nobody touches the private names of another class."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

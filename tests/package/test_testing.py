@@ -1,12 +1,9 @@
 """LockTestKit: locks in memory for a block, servers that do not answer, and time that passes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import django
 import pytest
@@ -30,11 +27,6 @@ from tests.support.processes import python
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import both_ways
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-    from tests.support.ways import Way
-
 pytest_plugins = ["pytester"]
 
 
@@ -42,9 +34,7 @@ pytest_plugins = ["pytester"]
 
 
 @both_ways
-async def test_the_locks_of_every_alias_are_in_memory_during_the_block(
-    way: Way, settings: Settings
-) -> None:
+async def test_the_locks_of_every_alias_are_in_memory_during_the_block(way, settings):
     nowhere = {"LOCATION": "redis://127.0.0.1:1/0", "REPLICAS_ACK": 2, "TTL": 7}
     settings.REDISLOCK = {"default": nowhere, "jobs": {**nowhere, "OPTIONS": {"no_such": 1}}}
     with LockTestKit():
@@ -84,7 +74,6 @@ def test_a_lease_of_the_block_may_end_after_it(place):
     with LockTestKit():
         assert lock.acquire()
         lease = lock.lease
-    assert lease is not None
     assert lease.held
     assert not lock.locked()
     lock.release()
@@ -162,7 +151,7 @@ def test_the_block_ends_also_by_an_exception(place):
 
 
 @both_ways
-async def test_simulate_unavailable(way: Way, redislock: LockTestKit) -> None:
+async def test_simulate_unavailable(way, redislock):
     lock = distributed_lock("lottery", wait=30)
     async with way.entered(distributed_lock("tombola", ttl=60)) as lease:
         with redislock.simulate_unavailable():
@@ -185,9 +174,7 @@ async def test_simulate_unavailable(way: Way, redislock: LockTestKit) -> None:
 
 
 @both_ways
-async def test_a_release_while_unavailable(
-    way: Way, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_release_while_unavailable(way, redislock, caplog):
     lock = distributed_lock("lottery", wait=0)
     assert await way.acquire(lock)
     with redislock.simulate_unavailable(), pytest.raises(LockUnavailable):
@@ -202,7 +189,7 @@ async def test_a_release_while_unavailable(
 
 
 @both_ways
-async def test_a_waiter_learns_of_it_at_once(way: Way, redislock: LockTestKit) -> None:
+async def test_a_waiter_learns_of_it_at_once(way, redislock):
     with redislock.simulate_held_by_other("lottery"):
         waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=60)))
         await way.until(lambda: (seen := held.get("lottery")) is not None and seen.waiters)
@@ -235,7 +222,7 @@ def test_one_alias_may_be_unavailable(settings, redislock):
 
 
 @both_ways
-async def test_what_is_held_through_a_long_outage_is_lost(way: Way, redislock: LockTestKit) -> None:
+async def test_what_is_held_through_a_long_outage_is_lost(way, redislock):
     told = []
     with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
@@ -250,7 +237,7 @@ async def test_what_is_held_through_a_long_outage_is_lost(way: Way, redislock: L
 
 
 @both_ways
-async def test_a_danger_is_told_before_the_loss(way: Way, redislock: LockTestKit) -> None:
+async def test_a_danger_is_told_before_the_loss(way, redislock):
     told = []
     with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery", ttl=30)) as lease:
@@ -277,7 +264,7 @@ def test_an_outage_that_ends_in_time_costs_no_lease(redislock):
 
 
 @both_ways
-async def test_min_hold_ends_when_time_passes(way: Way, redislock: LockTestKit) -> None:
+async def test_min_hold_ends_when_time_passes(way, redislock):
     lock = distributed_lock("lottery", wait=0, min_hold=300)
     async with way.entered(lock):
         pass
@@ -304,7 +291,7 @@ def test_once_ends_when_time_passes(redislock):
 
 
 @both_ways
-async def test_the_lease_of_another_ends_when_time_passes(way: Way, redislock: LockTestKit) -> None:
+async def test_the_lease_of_another_ends_when_time_passes(way, redislock):
     lock = distributed_lock("lottery", wait=0)
     with redislock.simulate_held_by_other("lottery", ttl=60):
         redislock.advance(50)
@@ -314,9 +301,7 @@ async def test_the_lease_of_another_ends_when_time_passes(way: Way, redislock: L
 
 
 @both_ways
-async def test_what_is_held_here_is_renewed_while_time_passes(
-    way: Way, redislock: LockTestKit
-) -> None:
+async def test_what_is_held_here_is_renewed_while_time_passes(way, redislock):
     async with way.entered(distributed_lock("lottery")) as lease:
         redislock.advance(3600)
         assert lease.held
@@ -332,9 +317,7 @@ async def test_what_is_held_here_is_renewed_while_time_passes(
 @pytest.mark.parametrize(
     ("options", "ends"), [({"renew": False}, 30), ({"max_hold": 100}, 100)], ids=repr
 )
-async def test_what_is_not_renewed_is_lost_when_time_passes(
-    way: Way, redislock: LockTestKit, options: dict[str, Any], ends: float
-) -> None:
+async def test_what_is_not_renewed_is_lost_when_time_passes(way, redislock, options, ends):
     told = []
     with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery", **options)) as lease:
@@ -351,7 +334,7 @@ async def test_what_is_not_renewed_is_lost_when_time_passes(
 
 
 @both_ways
-async def test_the_watchdog_goes_on_after_time_has_passed(way: Way, redislock: LockTestKit) -> None:
+async def test_the_watchdog_goes_on_after_time_has_passed(way, redislock):
     async with way.entered(distributed_lock("lottery", ttl=9)) as lease:
         redislock.advance(10)
         before = lease.renewals
@@ -360,7 +343,7 @@ async def test_the_watchdog_goes_on_after_time_has_passed(way: Way, redislock: L
 
 
 @both_ways
-async def test_a_waiter_gives_up_when_its_time_has_passed(way: Way, redislock: LockTestKit) -> None:
+async def test_a_waiter_gives_up_when_its_time_has_passed(way, redislock):
     with redislock.simulate_held_by_other("lottery"):
         waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=60)))
         await way.until(lambda: (seen := held.get("lottery")) is not None and seen.waiters)
@@ -370,9 +353,7 @@ async def test_a_waiter_gives_up_when_its_time_has_passed(way: Way, redislock: L
 
 
 @both_ways
-async def test_a_waiter_is_served_when_what_it_waits_for_has_passed(
-    way: Way, redislock: LockTestKit
-) -> None:
+async def test_a_waiter_is_served_when_what_it_waits_for_has_passed(way, redislock):
     with redislock.simulate_held_by_other("lottery", ttl=30):
         waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=60)))
         await way.until(lambda: (seen := held.get("lottery")) is not None and seen.waiters)

@@ -1,7 +1,5 @@
 """docs/troubleshooting.md has every error, and the beginning of every message, that there is."""
 
-from __future__ import annotations
-
 import ast
 import re
 from typing import get_args

@@ -1,7 +1,5 @@
 """setup.cfg, the matrix and the documents name the same versions."""
 
-from __future__ import annotations
-
 import re
 from configparser import ConfigParser
 

@@ -1,7 +1,5 @@
 """A search for a circle of waits, over what a server might say."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,7 +63,6 @@ class World:
 
 
 def youngest(circle):
-    assert circle is not None
     return circle.youngest.id
 
 
@@ -79,7 +76,6 @@ def test_three_in_a_circle():
     world = World(("ann", "1", "2"), ("cid", "3", "1"), ("bob", "2", "3"))
     assert {youngest(world.search(who)) for who in ("ann", "bob", "cid")} == {"bob"}
     circle = world.search("bob")
-    assert circle is not None
     assert circle.wanted == {"2": 1, "3": 1}
 
 
@@ -136,7 +132,7 @@ def test_a_circle_that_one_holder_of_a_permit_only_leads_to_is_not_his():
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def worlds(draw):
     """Holders of some permits of five locks, of whom some wait for a lock."""
     limits = {name: draw(st.integers(1, 3)) for name in "abcde"}
     permits = [f"{name}#{number}" for name in limits for number in range(1, limits[name] + 1)]
@@ -159,7 +155,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @given(worlds())
 @settings(max_examples=300, deadline=None)
-def test_whoever_is_told_could_not_go_on_whatever_the_others_do(world: World) -> None:
+def test_whoever_is_told_could_not_go_on_whatever_the_others_do(world):
     # Who does not wait goes on and releases; so does who then gets a permit; and so on.
     leases, stuck = dict(world.leases), {who for who, wait in world.waits.items() if wait.name}
 
@@ -224,7 +220,6 @@ def test_each_wait_is_followed_once_however_many_ways_lead_to_it():
 
 def test_a_circle_in_words():
     circle = World(("ann", "1", "2"), ("bob", "2", "1")).search("bob")
-    assert circle is not None
     assert circle.told("this thread") == (
         "'1' is held by ann:1, which waits for '2'; '2' is held by this thread, which waits for '1'"
     )
@@ -235,7 +230,6 @@ def test_a_circle_of_permits_in_words():
     limits = {"gpu": 2}
     world = World(("ann", "gpu", "a"), ("bob", "gpu#2", "a"), ("cid", "a", "gpu"), limits=limits)
     circle = world.search("cid")
-    assert circle is not None
     assert circle.told("this thread").startswith(
         "permit 1 of 'gpu' is held by ann:1, which waits for 'a'; permit 2 of 'gpu' is held by"
     )
@@ -248,7 +242,6 @@ def test_a_circle_over_several_aliases_in_words():
     world = World(("ann", "1", "2"), ("bob", "2", "1"))
     world.waits["ann"] = world.waits["ann"]._replace(alias="other")
     circle = world.search("bob")
-    assert circle is not None
     assert circle.told("me") == (
         "'1' of 'default' is held by ann:1, which waits for '2' of 'other';"
         " '2' of 'other' is held by me, which waits for '1' of 'default'"
@@ -259,7 +252,6 @@ def test_a_circle_over_several_aliases_in_words():
 def test_a_large_circle_is_told_in_part():
     holders = [(f"h{n}", f"l{n}", f"l{(n + 1) % 10}") for n in range(10)]
     circle = World(*holders).search("h0")
-    assert circle is not None
     assert circle.told("me").endswith("; and so on, with 2 more")
 
 

@@ -8,11 +8,8 @@ A flow is a generator, so a test is the performer: it looks at the step and says
     assert stage.result.fence == 7
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
-from typing import Any
 
 import pytest
 
@@ -911,9 +908,7 @@ interrupted_while = pytest.mark.parametrize(
 @pytest.mark.proves("R4")
 @interrupted_while
 @interrupted_by
-def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
-    begin: Any, interrupt: type[BaseException]
-) -> None:
+def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(begin, interrupt):
     error = interrupt()
     stage = begin().raises(error)
     assert stage.step == Call(
@@ -936,9 +931,7 @@ def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
     ids=["silent", "refused"],
 )
 @interrupted_by
-def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(
-    ending: Any, interrupt: type[BaseException]
-) -> None:
+def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(ending, interrupt):
     error = interrupt()
     stage = acquiring().raises(error)
     with pytest.raises(interrupt) as raised:
@@ -959,7 +952,7 @@ def test_an_undo_that_is_interrupted_itself_gives_up():
 
 
 @interrupted_while
-def test_a_flow_that_nobody_performs_any_more_just_ends(begin: Any) -> None:
+def test_a_flow_that_nobody_performs_any_more_just_ends(begin):
     begin().flow.close()
 
 
@@ -1118,9 +1111,7 @@ def test_a_refused_release_is_unavailable_at_once():
     "ending", [lambda stage: stage.answers(b"released"), Stage.is_silent, Stage.refuses]
 )
 @interrupted_by
-def test_r4_an_interrupted_release_is_sent_once_more_shielded(
-    ending: Any, interrupt: type[BaseException]
-) -> None:
+def test_r4_an_interrupted_release_is_sent_once_more_shielded(ending, interrupt):
     stage = releasing()
     args = stage.step.args
     error = interrupt()

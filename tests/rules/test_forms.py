@@ -1,7 +1,5 @@
 """The first steps of an acquire or a release as a form: what is sent, and what the flow is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -116,7 +114,6 @@ def test_the_bell_hands_it_the_lock():
     queued = QueuedReply(*form.reply)
     ring = GrantedRing("granted", form.id, "7", "5100000")
     assert granted == take_up(ring, queued, 1.0, 1.2, 10.0)
-    assert granted is not None
     assert granted.fence == 7
     assert form.bell == Bell(["granted", form.id, "7", "5100000"], 1.2)
 

@@ -1,7 +1,5 @@
 """What several leases come to, which are granted and released together."""
 
-from __future__ import annotations
-
 import pytest
 
 from django_redislock.joint_handle import JointLease

@@ -1,7 +1,5 @@
 """The states of a lease, without a server and without a clock: what may follow what."""
 
-from __future__ import annotations
-
 import math
 import threading
 from weakref import ref
@@ -228,10 +226,8 @@ def test_a_renewal_that_comes_a_little_late_for_max_hold_loses_nothing():
 def test_without_renewal_only_a_hand_over_is_confirmed():
     assert state(auto_renew=False).renewal_due(3.0) is None
     confirmation = claimed(auto_renew=False).renewal_due(0.5)
-    assert confirmation is not None
     assert (confirmation.renewals, confirmation.renews) == (0, False)
     late = claimed(auto_renew=False).renewal_due(1.0)  # The server notes until when it lasts now.
-    assert late is not None
     assert (late.renewals, late.renews) == (1, False)
 
 

@@ -1,7 +1,5 @@
 """How many may hold a lock at a time: a number, or a function of the arguments of a call."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError
 
 import pytest

@@ -1,7 +1,5 @@
 """What each script of a lock writes, answers and rings, in lua/, at a time that stands still."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

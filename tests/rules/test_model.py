@@ -5,8 +5,6 @@ shows how many). The second half explores protocols with one rule left out, and 
 breaks. A broken promise is reported with the shortest story that leads there.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -238,13 +238,13 @@ names = st.text(min_size=1, max_size=50).map(lambda text: unicodedata.normalize(
 
 @settings(deadline=None)
 @given(names)
-def test_the_name_is_read_back_from_its_key(name: str) -> None:
+def test_the_name_is_read_back_from_its_key(name):
     assert name_of("prefix", lock_keys("prefix", name).lock) == name
 
 
 @settings(deadline=None)
 @given(names, st.integers(1, 1000))
-def test_the_permit_is_read_back_from_its_key(name: str, permit: int) -> None:
+def test_the_permit_is_read_back_from_its_key(name, permit):
     first, keys = lock_keys("prefix", name), lock_keys("prefix", name, permit)
     assert permit_of("prefix", keys.lock) == (name, permit)
     assert name_of("prefix", keys.lock) == name
@@ -260,7 +260,7 @@ def test_no_other_key_is_that_of_a_permit(end):
 @pytest.mark.proves("R10")
 @settings(deadline=None)
 @given(names)
-def test_the_name_cannot_choose_its_slot_or_match_other_keys(name: str) -> None:
+def test_the_name_cannot_choose_its_slot_or_match_other_keys(name):
     own = own_keys(name)
     # One hash tag, the name itself, whatever braces it has; an empty one would be none.
     tags = {key[key.index("{") + 1 : key.index("}")] for key in own}
@@ -272,7 +272,7 @@ def test_the_name_cannot_choose_its_slot_or_match_other_keys(name: str) -> None:
 
 @settings(deadline=None)
 @given(names, names)
-def test_different_names_have_different_keys(one: str, other: str) -> None:
+def test_different_names_have_different_keys(one, other):
     if one != other:
         assert not own_keys(one) & own_keys(other)
 
@@ -280,7 +280,7 @@ def test_different_names_have_different_keys(one: str, other: str) -> None:
 @pytest.mark.proves("R10")
 @settings(deadline=None)
 @given(names)
-def test_in_buckets_all_keys_of_a_name_have_the_tag_of_its_bucket(name: str) -> None:
+def test_in_buckets_all_keys_of_a_name_have_the_tag_of_its_bucket(name):
     prefix = "prefix" + IN_BUCKETS
     keys = lock_keys(prefix, name)
     begin = f"prefix:{{{bucket_of(name)}}}:"

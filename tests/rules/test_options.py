@@ -1,7 +1,5 @@
 """What the arguments of a lock and the settings come to."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -4,8 +4,6 @@ Whoever has a permit or waits for one is named by a letter. `holders(3)` tells w
 of three, from the first on.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

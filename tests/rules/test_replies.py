@@ -1,7 +1,5 @@
 """What scripts are told and answer, by name: the names are in the order of the scripts."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -42,7 +40,6 @@ def test_a_lock_that_is_free_or_never_ends_has_no_seconds_left():
     assert (free.left_ms, free.is_free) == (-2, True)  # As lua/look.lua says it.
     assert (free.holding, free.expires_in) == (None, None)
     endless = free._replace(value=b"x", left_ms=replies.ENDLESS, id=b"1", strange=b"string 1")
-    assert endless.holding is not None
     assert (endless.holding.strange, endless.expires_in) == ("a string of 1 byte", None)
     assert endless._replace(left_ms=1500).expires_in == 1.5
 

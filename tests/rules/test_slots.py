@@ -1,7 +1,5 @@
 """Which node of a cluster is believed about who keeps a lock, when nodes say different things."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a flow yields and is answered: each step is performed by the method of its name."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

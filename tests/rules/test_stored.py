@@ -1,7 +1,5 @@
 """What servers keep is read as it was written, and whatever else is there as nothing of ours."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 

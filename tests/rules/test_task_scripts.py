@@ -1,7 +1,5 @@
 """What each script of tasks writes and answers, in lua/, at a time that stands still."""
 
-from __future__ import annotations
-
 import pytest
 
 from django_redislock.rules import scripts

@@ -1,7 +1,5 @@
 """Several flows as one: what they ask at the same time goes out in one go; none is forgotten."""
 
-from __future__ import annotations
-
 import gc
 from weakref import ref
 

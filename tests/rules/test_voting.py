@@ -71,7 +71,6 @@ class Poll:
 
         A tuple has the replies to several scripts.
         """
-        assert self.question is not None
         said = {
             server: answer
             if isinstance(answer, Trouble)
@@ -88,21 +87,18 @@ class Poll:
 
     def asks(self, script):
         """The servers that are asked to run that script."""
-        assert self.question is not None
         assert self.question.scripts == {script}
         return self.asked
 
     @property
     def asked(self):
         """The servers that are asked something."""
-        assert self.question is not None
         return "".join(server.name for server in self.question.among)
 
 
 def decided(asked, said):
     """Whether what some servers have said is enough."""
     question = Poll(voting().answer(asked)).question
-    assert question is not None
     assert question.is_enough is not None
     return question.is_enough(
         {SERVERS[s]: one if isinstance(one, Trouble) else [one] for s, one in said.items()}
@@ -120,7 +116,6 @@ def test_two_of_three_grant_a_lock(third):
 def test_the_greatest_fence_is_given_out_when_a_majority_knows_it():
     poll = Poll(voting().answer(acquire())).hears(b"7", b"9", b"8")
     assert poll.asked == "ac"
-    assert poll.question is not None
     assert all(word in poll.question.commands[0] for word in (b"ZADD", b"GT", b"\r\n9\r\n"))
     assert poll.hears(SILENT, 0).value == b"9"
 
@@ -165,7 +160,6 @@ def test_a_grant_that_does_not_count_does_not_end_the_round_before_one_that_does
     votes = voting()
     Poll(votes.answer(acquire())).hears(BUSY, BUSY, SILENT).hears(SILENT)
     question = Poll(votes.answer(acquire())).question
-    assert question is not None
     assert question.is_enough is not None
     a, b, c = SERVERS[:3]
     assert not question.is_enough({a: [b"7"], c: [b"7"]})
@@ -241,7 +235,6 @@ def test_a_key_without_expiry_on_a_minority_hinders_nobody():
 
 def test_nobody_queues_up():
     question = Poll(voting().answer(acquire())).question
-    assert question is not None
     assert b"queue\r\n" not in question.commands[-1].partition(b"owner")[0][-200:]
     assert b"$3\r\ntry\r\n" in question.commands[-1]
 
@@ -281,7 +274,6 @@ def test_a_permit_that_a_try_may_have_got_is_given_back_if_a_pause_keeps_all_oth
         poll.hears(b"7", SILENT, SILENT)
     poll = Poll(votes.answer(acquire_permit())).hears(*permits(PAUSE, taken(by=b"t")))
     assert poll.asks(scripts.LEAVE) == "abc"
-    assert poll.question is not None
     assert b":lock#2\r\n" in poll.question.commands[0]
     assert poll.hears(1, 1, 0).value[:2] == [b"busy", 900]
 
@@ -291,7 +283,6 @@ def test_a_permit_is_given_back_if_a_pause_came_between_look_and_grant():
     poll = Poll(voting().answer(acquire_permit())).hears(*permits(taken(), NO_LEASE))
     assert poll.hears(b"7", b"7", b"7").asks(scripts.LOOK) == "abc"
     assert poll.hears(PAUSE, PAUSE, NO_LEASE).asks(scripts.LEAVE) == "abc"
-    assert poll.question is not None
     assert b":lock#2\r\n" in poll.question.commands[0]
     assert poll.hears(1, 1, 1).value[:2] == [b"busy", 900]
 
@@ -379,7 +370,6 @@ def test_a_script_that_a_server_lacks_is_sent_to_it_in_full():
     poll = Poll(voting().answer(call(scripts.RENEW, TOKEN, 1000, "r00001")))
     poll.hears(b"renewed", NOSCRIPT, NOSCRIPT)
     assert poll.asked == "bc"
-    assert poll.question is not None
     assert b"EVAL\r\n" in poll.question.commands[0]
     assert poll.hears(b"renewed", SILENT).value == b"renewed"
 

@@ -1,20 +1,11 @@
 """Fixtures for the samples of pages."""
 
-from __future__ import annotations
-
 import sys
-from typing import Protocol
 
 import pytest
 
 from tests.samples.pages import Page
 from tests.support.celery_app import EAGER, celery_app
-
-
-class Paste(Protocol):
-    """The type of the fixture `paste`."""
-
-    def __call__(self, path, others=None, changes=None): ...
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ A block of Python that begins with ``# shop/tasks.py`` is that file, or goes on 
 without a language is for a shell.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

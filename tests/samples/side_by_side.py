@@ -4,19 +4,13 @@ The code of a version is ``shop/<version>.py``, with a function ``sell()``. What
 STOCK, a body that lasts until the test says so.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import sys
-from typing import TYPE_CHECKING
 
 from django.test import override_settings
 
 from tests.support.processes import hear, say
-
-if TYPE_CHECKING:
-    pass
 
 STOCK = {
     "shop/stock.py": """

@@ -1,10 +1,7 @@
 """docs/changing-things.md: two processes, one with the old value and one with the new."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 from django.test import override_settings
@@ -25,9 +22,6 @@ from tests.support.processes import say
 from tests.support.stored import NAME, keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    pass
 
 PAGE = "changing-things.md"
 NO_WAIT = {"wait=5": "wait=0"}
@@ -51,7 +45,6 @@ def is_refused(**options):
 def expires_in():
     """Seconds until the lease ends, as everybody can see."""
     lock = held.get(NAME)
-    assert lock is not None
     assert lock.expires_in is not None
     return lock.expires_in
 
@@ -213,7 +206,6 @@ def test_what_was_done_comes_along_with_a_replica_and_fences_go_on(
     locks.on(new)
     assert spawn(succeed, 3600).read() is True
     record = held.record(NAME)
-    assert record is not None
     assert record.last_success is not None
     with distributed_lock("other") as lease:
         assert lease.fence > fence
@@ -289,7 +281,6 @@ def test_a_baton_is_taken_up_with_a_key_that_is_known_and_no_other(locks):
                     return True
             except ValueError:
                 lock = held.get(NAME)
-                assert lock is not None
                 held.force_release(NAME, lock.id)
                 return False
 

@@ -1,9 +1,6 @@
 """docs/getting-started.md: what a reader pastes first does what the page says."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management import call_command
@@ -13,9 +10,6 @@ from tests import ROOT
 from tests.effects.models import Winner
 from tests.support.others import held_by_other
 from tests.support.processes import python
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.usefixtures("locks")
 

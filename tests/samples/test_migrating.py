@@ -1,7 +1,5 @@
 """docs/migrating/: old and new code side by side, with the real old library on a real server."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -11,7 +9,6 @@ import signal
 import sys
 import textwrap
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -25,15 +22,6 @@ from tests.samples.side_by_side import STOCK, enters, leave, pairs_together, sel
 from tests.support.matrix import QUORUM, places
 from tests.support.processes import hear, python, say
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_django import Settings
-
-    from tests.conftest import Spawn
-    from tests.samples.conftest import Paste
-    from tests.support.backends import QuorumPlace
 
 VERSIONS = ("before", "meanwhile", "after")
 SERVER = "redis://127.0.0.1:6379/0"
@@ -72,9 +60,7 @@ def test_django_redis(paste, locks, spawn, tmp_path):
 
 
 @places(QUORUM)
-def test_pottery(
-    paste: Paste, place: QuorumPlace, spawn: Spawn, settings: Settings, tmp_path: Path
-) -> None:
+def test_pottery(paste, place, spawn, settings, tmp_path):
     servers = settings.REDISLOCK["default"]["LOCATION"]
     page = paste(
         "migrating/pottery.md",

@@ -1,7 +1,5 @@
 """docs/going-to-production.md: each command of the checklist runs and finds what it should."""
 
-from __future__ import annotations
-
 import pytest
 
 from django_redislock import held

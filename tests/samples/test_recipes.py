@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery.signals
 import pytest
@@ -29,9 +29,6 @@ from tests.support.celery_app import celery_app
 from tests.support.others import held_by, held_by_other
 from tests.support.prometheus import MISSING, is_here, locks_metrics, promtool
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["service"]  # A fixture.
 
@@ -248,19 +245,16 @@ def test_migrate_on_many_pods(paste):
     status, said = page.manage(command)
     assert (status, "Applying" in said) == (0, False)
     record = held.record("migrate:1.4.2")
-    assert record is not None
     assert record.skips == 1
     # If it fails, the pod does, and the release is not done.
     assert page.manage(newer.replace("--noinput", "--no-such"))[0] == 2
     record = held.record("migrate:1.4.3")
-    assert record is not None
     assert (record.last_success, record.last_failure is None) == (None, False)
 
 
 def test_the_pod_that_migrates_has_the_same_command(paste):
     page = paste("recipes/migrate-on-many-pods.md")
     pod = re.search(r"- exec python (.+\n.+)", page.blocks("yaml")[0])
-    assert pod is not None
     assert " ".join(pod[1].split()) == page.blocks()[0].strip()
 
 

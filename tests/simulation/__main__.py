@@ -1,7 +1,5 @@
 """The command: `python -m tests.simulation [--seconds N] [--seed S] [--control TITLE]`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
 
 from django_redislock import held
 from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
@@ -12,30 +11,14 @@ from django_redislock.lease import Baton, Lease
 from django_redislock.lock import Lock, TakingUp
 from django_redislock.rules.options import Options, operation_timeout
 from tests.simulation.process import Process
-from tests.simulation.promises import Claim, Interrupted, Watch, most_seconds
+from tests.simulation.promises import Claim, Interrupted, most_seconds
 from tests.simulation.timeline import this_thread
-
-if TYPE_CHECKING:
-    from tests.simulation.network import Network
-    from tests.simulation.plan import Plan
-    from tests.simulation.timeline import Timeline
 
 UNDONE_WITHIN = 1.0  # Seconds: R4.
 
 
 class Failed(Exception):
     """What a body raises."""
-
-
-class Around(Protocol):
-    """The world of a client."""
-
-    plan: Plan
-    timeline: Timeline
-    network: Network
-    watch: Watch
-
-    def leave_baton(self, baton, work): ...
 
 
 class Client:

@@ -5,25 +5,20 @@ Those of the scripts and flows are those of the exhaustive model, in tests/rules
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 from django_redislock import handle, lease
 from django_redislock.rules import flows, lease_state
 from django_redislock.rules.flows import Granted
+from django_redislock.rules.scripts import Script
 from tests.rules.model import naive
-from tests.simulation.plan import EVERYTHING
+from tests.simulation.plan import EVERYTHING, Bounds
 from tests.simulation.process import SimulatedBackend
 from tests.simulation.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
-
-    from django_redislock.rules.scripts import Script
-    from tests.simulation.plan import Bounds
 
 # Short and stormy, with few names: what breaks, breaks soon.
 STORM = EVERYTHING._replace(

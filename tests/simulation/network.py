@@ -7,15 +7,12 @@ each other.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django_redislock.rules.steps import Call, NotDone, Tell, Unanswered
 from tests.simulation.timeline import Killed, this_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 SOONEST = 0.0002  # Seconds that a message takes at least.
 REFUSED_AFTER = 0.001  # Seconds until a server that is down has refused a connection.

@@ -1,10 +1,7 @@
 """A client: one process, with a clock and a network of its own. In it, the shipped code runs."""
 
-from __future__ import annotations
-
 from collections import deque
 from random import Random
-from typing import TYPE_CHECKING
 
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
@@ -17,9 +14,6 @@ from django_redislock.rules.keys import channel
 from django_redislock.rules.steps import Answer, Bell, Call, NotDone, Tell, Unanswered
 from tests.simulation.server import PREFIX
 from tests.simulation.timeline import Thread, this_thread
-
-if TYPE_CHECKING:
-    pass
 
 CALM_AFTER = 9.0  # Seconds after a fault in which the calls that it met are over.
 TICK = 1e-6  # Seconds: the shortest wait.

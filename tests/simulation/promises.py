@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from greenlet import getcurrent
 
@@ -23,17 +23,11 @@ from django_redislock.rules.options import operation_timeout
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Call
 from tests.rules.model.promises import Violation, belongs, check_command, check_end
-from tests.simulation.process import CALM_AFTER
-from tests.simulation.timeline import this_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.rules.model.server import Kept
-    from tests.simulation.plan import Setup, Work
-    from tests.simulation.process import Process
-    from tests.simulation.server import Server
-    from tests.simulation.timeline import Timeline
+from tests.rules.model.server import Kept
+from tests.simulation.plan import Setup, Work
+from tests.simulation.process import CALM_AFTER, Process
+from tests.simulation.server import Server
+from tests.simulation.timeline import Timeline, this_thread
 
 ROUNDED = 0.002  # Seconds: the server counts in milliseconds.
 TRAVEL = 0.5  # Seconds that a few messages take at most, if nothing is slow.
@@ -423,7 +417,6 @@ class Watch:
 
     def _check_held(self, claim):
         lease, process = claim.lease, claim.process
-        assert lease is not None
         if claim.is_excused or not lease.is_held(process.clock()):
             return
         kept, permit = self._kept(claim.name), lease.permit_number

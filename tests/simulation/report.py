@@ -1,7 +1,5 @@
 """How much was simulated, and what happened while what went on."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.simulation.plan import KINDS, OF_CLIENTS, TROUBLES

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from typing import NamedTuple
 
 from tests.simulation.controls import CONTROLS, SHIPPED
 from tests.simulation.plan import plan_of
 from tests.simulation.shrinking import broken, shrunk
-
-if TYPE_CHECKING:
-    from collections import Counter
 
 
 class Run(NamedTuple):

@@ -1,18 +1,12 @@
 """The server: the shipped scripts over the keyspace of the in-memory backend; its accidents."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import TYPE_CHECKING
 
 from django_redislock.backends.memory.interpreter import Interpreter, ReplyError
 from django_redislock.rules.keys import fence_key, index_key, lock_keys, ran_index_key
 from django_redislock.rules.scripts import Script
 from tests.rules.model.promises import Violation
 from tests.rules.model.server import Kept, Lease, writing
-
-if TYPE_CHECKING:
-    from tests.simulation.network import Network
 
 PREFIX = "simulated"
 EPOCH = 1_700_000_000  # What its clock shows at the beginning, in seconds.
@@ -32,8 +26,6 @@ LOOK = Script("look at all", _LOOK, hashlib.sha1(_LOOK, usedforsecurity=False).h
 
 class Server:
     """One server, and a replica that may be behind."""
-
-    network: Network
 
     def __init__(self, timeline, watch, limits, instead):
         self.timeline = timeline

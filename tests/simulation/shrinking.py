@@ -4,15 +4,9 @@ Hypothesis would shrink, too, but it decides itself what is drawn; here a seed a
 happens, and a plan is a list of steps that may be left out.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
 
 from tests.rules.model.promises import Violation
-
-if TYPE_CHECKING:
-    pass
 
 LONGEST = 60.0  # Seconds of processor time.
 

@@ -3,8 +3,6 @@
 That each variant with a rule left out is found, at fixed seeds too, shows that it can tell.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,13 +3,10 @@
 A thread is a greenlet: the code in it blocks, as that of a program does, and the timeline goes on.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from contextlib import suppress
 from itertools import count
-from typing import Protocol
 
 from greenlet import getcurrent, greenlet
 
@@ -40,13 +37,6 @@ class Timeline:
         self.events += 1
         act(*args)
         return True
-
-
-class Place(Protocol):
-    """Where a thread runs: a process."""
-
-    is_dead: bool
-    paused_until: float
 
 
 class Holder:

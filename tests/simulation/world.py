@@ -1,12 +1,9 @@
 """Carries out a plan: clients want locks, and what was planned goes wrong."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
 from random import Random
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from greenlet import getcurrent
@@ -24,9 +21,6 @@ from tests.simulation.process import SimulatedBackend
 from tests.simulation.promises import Watch
 from tests.simulation.server import LASTING, Server
 from tests.simulation.timeline import Thread, Timeline, this_thread
-
-if TYPE_CHECKING:
-    pass
 
 SLOW = 20.0  # How many times as long messages take while the network is slow.
 LONGEST_IN_QUEUE = 6.0  # Seconds that a waiter stays there after it has gone; see lua/_lease.lua.

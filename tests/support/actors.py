@@ -1,7 +1,5 @@
 """Actors of a random history: threads that do one thing after the other, each as it is told."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Attempts at a lock as the flows take them, with a token and an id that the test knows."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

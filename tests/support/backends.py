@@ -5,10 +5,7 @@ that sentinels watch; a cluster; a quorum of three.
 tests/support/matrix.py says which of them a test runs in.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,33 +36,28 @@ from tests.support.servers import (
 )
 from tests.support.waiting import HUNG
 
-if TYPE_CHECKING:
-    pass
-
 
 class Place(ABC):
     """Where the locks of a test are kept: REDISLOCK is set to it."""
 
-    name: str
-
     @abstractmethod
-    def configure(self, **options: Any) -> None:
+    def configure(self, **options):
         """Change settings of the default alias, and keep the others."""
 
     @abstractmethod
-    def lose_data(self) -> None:
+    def lose_data(self):
         """Let the server lose all that it keeps."""
 
     @abstractmethod
-    def lapse(self, name: str) -> None:
+    def lapse(self, name):
         """Let the lease of a lock end on the server before its time."""
 
     @abstractmethod
-    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+    def write(self, name, value, seconds=60.0):
         """Let the key of a lock hold what another program has written."""
 
     @abstractmethod
-    def read(self, name: str) -> str:
+    def read(self, name):
         """What the key of a lock holds; "" if there is none."""
 
     def force_release(self, lease):
@@ -73,7 +65,7 @@ class Place(ABC):
         assert held.force_release(lease.name, lease.id)
 
     @abstractmethod
-    def setting(self) -> dict[str, Any]:
+    def setting(self):
         """Return the setting of the default alias."""
 
     def keys(self):

@@ -1,7 +1,5 @@
 """How long the way of an operation is: the calls of Python functions of the package on it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import contextmanager
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """An application of Celery for the tasks of one test."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from unittest import mock
 from weakref import WeakSet

@@ -4,10 +4,7 @@ with a_circle("a", "b"):
     assert [lock.state for lock in held.list()] == ["held", "held"]
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from django_redislock import LockMisuse, LockTimeout, distributed_lock, held
@@ -15,9 +12,6 @@ from django_redislock.rules.circles import Circle
 from django_redislock.rules.stored import Wait
 from tests.support.waiting import wait_until
 from tests.support.ways import Sync
-
-if TYPE_CHECKING:
-    pass
 
 
 def waiters_of(name):

@@ -5,8 +5,6 @@
 What is claimed is read from the pages that claim it, and which tests prove it from the tests.
 """
 
-from __future__ import annotations
-
 import re
 
 from tests import ROOT

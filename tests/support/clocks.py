@@ -1,7 +1,5 @@
 """A wall clock that a test sets, for processes that it starts; see clock_shim.c."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Several servers that share the locks out among them: a Redis or Valkey cluster.
 
-def test_a_failover(make_cluster: MakeCluster, settings: Settings, key_prefix: str) -> None:
+def test_a_failover(make_cluster, settings, key_prefix):
     cluster = make_cluster(replicas=1)
     locks = cluster.locks(settings, key_prefix)
     with cluster.in_a_hurry():
@@ -8,11 +8,8 @@ def test_a_failover(make_cluster: MakeCluster, settings: Settings, key_prefix: s
         cluster.await_failover()
 """
 
-from __future__ import annotations
-
 import functools
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import redis
@@ -31,9 +28,6 @@ from tests.support.servers import (
     trust_each_other,
 )
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 ALL_ASSIGNED = f"cluster_slots_assigned:{REDIS_CLUSTER_HASH_SLOTS}\r".encode()
 
@@ -303,12 +297,6 @@ class Cluster(Group):
 def slot_of(name):
     """The slot of a lock."""
     return key_slot(hash_tag(bucket_of(name)).encode())
-
-
-class MakeCluster(Protocol):
-    """The type of the fixture `make_cluster`."""
-
-    def __call__(self, kind=None, **options): ...
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ runs on each of them. `database` is an alias that Django knows for the time of t
 tables; child processes get to know it by ``use(**described(database))``.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import pwd
@@ -18,7 +16,6 @@ import uuid
 from abc import abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from django.core.management import call_command
@@ -27,9 +24,6 @@ from django.db import connections
 from tests.conftest import skip_or_fail
 from tests.support.run_servers import RunServer
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 CONNECTIONS = 500  # That a server takes, of all test processes.
 
@@ -42,12 +36,6 @@ on_sqlite = pytest.mark.parametrize("database_kind", [SQLITE])
 on_postgres = pytest.mark.parametrize("database_kind", [POSTGRES])
 on_mariadb = pytest.mark.parametrize("database_kind", [MARIADB])
 on_servers = pytest.mark.parametrize("database_kind", [POSTGRES, MARIADB])
-
-
-class MakeDatabase(Protocol):
-    """The type of the fixture `make_database`."""
-
-    def __call__(self, alias, *, migrate=True, isolation="", **options): ...
 
 
 def use(**databases):
@@ -116,7 +104,7 @@ class DatabaseServer(RunServer):
     """A server that is reached by a socket in its folder."""
 
     @abstractmethod
-    def new_database(self) -> dict[str, Any]:
+    def new_database(self):
         """Make an empty database, and return it as DATABASES describes one."""
 
 

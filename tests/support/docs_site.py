@@ -1,7 +1,5 @@
 """The site of docs/, as `make docs` makes it."""
 
-from __future__ import annotations
-
 from tests import ROOT
 from tests.support.processes import python
 

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -19,10 +19,6 @@ from django_redislock.rules import scripts
 from tests.support.permits import BYSTANDER
 from tests.support.stored import value_of
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    pass
-
 
 # What was sent
 
@@ -70,8 +66,6 @@ def hands_over(locks, waiter, lock):
     value = value_of(locks)
     assert waiter.result(HUNG)
     lease = lease_of(lock)
-    assert lease is not None
-    assert value is not None
     assert lease.id.encode() in value.split(b"|")[0]
 
 

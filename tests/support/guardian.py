@@ -4,8 +4,6 @@
 library alone, so that it starts in an instant.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

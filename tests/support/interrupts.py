@@ -1,7 +1,5 @@
 """Signal handlers that raise, as Ctrl-C and Celery's soft time limit do."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import warnings

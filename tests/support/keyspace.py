@@ -1,9 +1,5 @@
 """The scripts on a keyspace in this process, at a time that stands still until a test moves it."""
 
-from __future__ import annotations
-
-from typing import ClassVar
-
 from django_redislock.backends.memory.interpreter import Interpreter
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
@@ -31,7 +27,7 @@ class Keyspace:
     """All keys, and what clients named by a letter ask of them. Answers are decoded."""
 
     _server = Interpreter()  # One for all: to compile the scripts takes longer than to run them.
-    _heard: ClassVar[set[str]] = set()
+    _heard = set()
 
     def __init__(self):
         self._server.clear()

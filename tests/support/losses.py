@@ -1,7 +1,5 @@
 """Why a lease is over, as models of histories know it; lua/_absence.lua is what a server tells."""
 
-from __future__ import annotations
-
 
 class Loss:
     """A lease is over, and its owner has not released it yet.

@@ -1,7 +1,5 @@
 """What takes long to make, and is only looked at: one process of a run makes it for all."""
 
-from __future__ import annotations
-
 import fcntl
 import tempfile
 from collections.abc import Callable

@@ -1,21 +1,19 @@
 """Where a test runs: in which places, and on which kind of server.
 
-    async def test_the_block_holds_the_lock(way: Way, place: Place) -> None: ...
+    async def test_the_block_holds_the_lock(way, place): ...
 
 is written for every place. It runs in those that have an implementation of their own: a server,
 one that forbids scripts, the memory, a cluster, a quorum. The others are a server too, and differ
 in what it is, how it is reached, what it allows and what it speaks. They run what is marked:
 
     @everywhere
-    async def test_a_dead_connection_is_replaced(way: Way, place: Place) -> None: ...
+    async def test_a_dead_connection_is_replaced(way, place): ...
 
 So do both kinds of server, for a test that asks for one (`server`, `locks`, `proxy`).
 
     make test ARGS=--everywhere    # Every test, in every place that it is written for.
     make test-quick                # On one server and in the memory.
 """
-
-from __future__ import annotations
 
 from itertools import chain
 

@@ -5,8 +5,6 @@ start some. A fork takes milliseconds. It is a child of the test's process as an
 environment, files and a session of its own.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools

@@ -4,19 +4,10 @@ They are files of SQLite. Each thread has connections of its own, as with any ot
 there is one writer at a time, and who finds it locked is told so at once.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeVar
-
 import pytest
 from django.db import connections
 
 from tests.support.ways import in_thread
-
-if TYPE_CHECKING:
-    pass
-
-T = TypeVar("T")
 
 SHOP, AUDIT = "shop", "audit"
 

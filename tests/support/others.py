@@ -10,12 +10,9 @@ hold                what a child process does that holds the lock; see processes
 ==================  ===============================================================================
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from django_redislock import distributed_lock, held
 from django_redislock.conf import Conf
@@ -26,9 +23,6 @@ from django_redislock.testing import LockTestKit
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, immortal, keys_of, load_scripts
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    pass
 
 RIVAL = "rival"
 

@@ -13,14 +13,11 @@ first permit, and list the bystander too.
 A test that is marked ``no_permit`` is left out; its mark says why.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -36,9 +33,6 @@ from django_redislock.rules.steps import Call
 from tests.support.processes import PERMIT_LEFT
 from tests.support.proxy import Proxy
 from tests.support.stored import NAME
-
-if TYPE_CHECKING:
-    pass
 
 FIRST, SECOND = 1, 2
 BYSTANDER = "bystander".ljust(32, "0")

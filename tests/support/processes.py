@@ -14,8 +14,6 @@ of the test. The two talk in lines of JSON: say() and hear() in the child, read(
         child.kill()
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect

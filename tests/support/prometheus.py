@@ -4,8 +4,6 @@ with Prometheus(tmp_path, lambda: "up_to_me 1\\n", rules=text) as prometheus:
     prometheus.query("up_to_me")
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

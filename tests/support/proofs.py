@@ -7,8 +7,6 @@ docs/guarantees.md says what P1 and N1 are, docs/protocol.md what R1 is. docs/cl
 tests of each; `python -m tests.support.claims` writes it. `pytest --proves P1` runs those of P1.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter, defaultdict
 

@@ -207,7 +207,6 @@ class Proxy(Endpoint):
 
     def refuse(self):
         """Reset all connections and refuse new ones, as if no server ran."""
-        assert self._accepter is not None
         with contextlib.suppress(OSError):  # It did not listen.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._accepter.join()

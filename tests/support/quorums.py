@@ -1,14 +1,10 @@
 """Servers that know nothing of each other, each behind a network of its own.
 
-def test_a_minority_that_is_dead(make_quorum: MakeQuorum) -> None:
+def test_a_minority_that_is_dead(make_quorum):
     quorum = make_quorum()
     quorum.servers[1].kill()
     quorum.proxies[2].blackhole()
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -16,9 +12,6 @@ from django_redislock.backends.quorum import servers as quorum_servers
 from django_redislock.rules.keys import fence_key, lock_keys
 from tests.support.stored import NAME
 from tests.support.waiting import HUNG
-
-if TYPE_CHECKING:
-    pass
 
 TTL = 20.0
 
@@ -67,7 +60,6 @@ class Quorum:
 
     def known_by(self, lease):
         """The servers that keep that lease, of those that run."""
-        assert lease is not None
         running = [number for number, server in enumerate(self.servers) if server.running]
         return [number for number in running if lease.id.encode() in self.value(number, lease.name)]
 
@@ -89,12 +81,6 @@ class Quorum:
         """Let these servers lose a lock before its time, in so many milliseconds."""
         for server in servers:
             self._clients[server].pexpire(self._key(name), ms)
-
-
-class MakeQuorum(Protocol):
-    """The type of the fixture `make_quorum`."""
-
-    def __call__(self, size=3, **config): ...
 
 
 @pytest.fixture

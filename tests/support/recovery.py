@@ -5,22 +5,13 @@ who asks all the time. The sentinels take a master for dead after a second of si
 nodes of a cluster: python -m tests.support.recovery cluster. In a quorum, one server of three goes.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from tests.support.servers import KINDS, Server
-
-if TYPE_CHECKING:
-    from tests.support.clusters import Cluster
-    from tests.support.topologies import Watched
-
-    Topology = Watched | Cluster
 
 RUNS = 7
 DOWN_AFTER = 1.0

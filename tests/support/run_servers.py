@@ -4,8 +4,6 @@ The first process that needs one starts it. A guardian, tests/support/guardian.p
 removes its files when the last process that might use it has ended, be it by SIGKILL.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -16,7 +14,6 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 from xdist import is_xdist_worker
@@ -29,8 +26,6 @@ from tests.support.waiting import HUNG, wait_until
 class RunServer(ABC):
     """A server in a folder of its own, whose files say how to reach it."""
 
-    name: str
-    ready: str  # In its log, once it takes connections.
     ended_by = signal.SIGKILL
 
     def __init__(self, folder):
@@ -42,7 +37,7 @@ class RunServer(ABC):
         return (self.folder / "log").read_text(errors="replace")
 
     @abstractmethod
-    def prepare(self) -> list[list[Any]]:
+    def prepare(self):
         """Make its files, and return the commands that run it."""
 
     def environment(self):
@@ -77,9 +72,6 @@ class RunServer(ABC):
             return self.ready in self.log
 
         wait_until(is_ready, HUNG, f"{self.name} answers")
-
-
-Shared = TypeVar("Shared", bound=RunServer)
 
 
 class RunServers:

@@ -9,8 +9,6 @@
 Every server listens on a free loopback port and keeps nothing on disk unless told to.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os
@@ -29,7 +27,7 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal
 
 import redis
 from redis.backoff import NoBackoff
@@ -110,9 +108,7 @@ def free_port():
 class Endpoint:
     """Something on a loopback port that speaks Redis's protocol."""
 
-    kind: Kind
     host = "127.0.0.1"
-    port: int
     scheme = "redis"
 
     def __init__(self):
@@ -386,7 +382,6 @@ class Server(Endpoint):
         return told
 
     def _reap(self):
-        assert self.process is not None
         self.process.wait(HUNG)
         self.process = None
 
@@ -482,18 +477,17 @@ class Group(ABC):
     """Several servers that are started and ended together, and watch each other."""
 
     #: Seconds: no server that stands still for a moment is taken for dead.
-    unhurried: float
 
     @abstractmethod
-    def start(self) -> Self:
+    def start(self):
         """Start all, and return once they work together."""
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self):
         """End all of them."""
 
     @abstractmethod
-    def wait_for_the_silent(self, seconds: float) -> None:
+    def wait_for_the_silent(self, seconds):
         """Let them take a server for dead that has been silent for so long."""
 
     @contextmanager
@@ -515,9 +509,6 @@ class Group(ABC):
 
     def __exit__(self, *exc_info):
         self.close()
-
-
-Made = TypeVar("Made", bound=Endpoint | Group)
 
 
 def made_once(make):

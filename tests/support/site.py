@@ -3,19 +3,13 @@
 As a child process it is served to a browser: spawn(serve, folder) says its address.
 """
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler
 
 from django.contrib import admin
 from django.urls import path
 
 from tests.support.processes import hear, say
-
-if TYPE_CHECKING:
-    pass
 
 urlpatterns = [path("admin/", admin.site.urls)]
 

@@ -76,7 +76,6 @@ class Ours:
 
     @property
     def lease(self):
-        assert self._lock.lease is not None
         return self._lock.lease.id, self._lock.lease.fence
 
     def held(self):

@@ -4,8 +4,6 @@ The garbage collector may find one that a test has left open long after that tes
 the warning that fails another one.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

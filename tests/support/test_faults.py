@@ -1,7 +1,5 @@
 """What the fault tests measure with measures it."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Children of a test run its code under its settings, obey, and end with it."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """docs/claims.md names what proves each claim: none without a test, no test left out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.claims import (

@@ -1,7 +1,5 @@
 """The fault proxy breaks what it is told to break, and nothing else, in RESP2 and in RESP3."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import socket
@@ -520,7 +518,6 @@ class TestPushes:
 
             def hear():
                 frame = read_frame(stream)
-                assert frame is not None
                 return frame.value
 
             ask(b"HELLO 3")
@@ -628,7 +625,6 @@ class TestNetwork:
 def test_a_frame_is_read_whole(raw, kind, value):
     stream = io.BufferedReader(io.BytesIO(raw + b"+NEXT\r\n"))
     frame = read_frame(stream)
-    assert frame is not None
     assert (frame.raw, frame.kind, frame.value) == (raw, kind, value)
     assert stream.read() == b"+NEXT\r\n"
 

@@ -1,7 +1,5 @@
 """The test processes of a run share servers, and leave none behind, however they end."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

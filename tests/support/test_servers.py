@@ -1,7 +1,5 @@
 """The servers of the suite are real, break as asked, and are never left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys

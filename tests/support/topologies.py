@@ -1,16 +1,12 @@
 """Several servers that keep the same locks: a master, its replicas, and the sentinels.
 
-def test_a_failover(make_watched: MakeWatched, settings: Settings, key_prefix: str) -> None:
+def test_a_failover(make_watched, settings, key_prefix):
     watched = make_watched()
     locks = watched.locks(settings, key_prefix)
     with watched.in_a_hurry():
         watched.master.kill()
         watched.await_failover()
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import redis
@@ -29,9 +25,6 @@ from tests.support.servers import (
 )
 from tests.support.stored import NAME, channels
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 SERVICE = "mymaster"
 
@@ -239,12 +232,6 @@ def _fields(reply):
 
 def _text(value):
     return value if isinstance(value, str) else value.decode()
-
-
-class MakeWatched(Protocol):
-    """The type of the fixture `make_watched`."""
-
-    def __call__(self, kind=None, **options): ...
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What uWSGI serves in a test: loaded, and a lock used, in its master before that forks in C."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -15,7 +13,6 @@ MASTER = os.getpid()
 HELD = distributed_lock("held by the master")
 assert HELD.acquire()
 lease = HELD.lease
-assert lease is not None
 wait_until(lambda: lease.renewals)
 
 

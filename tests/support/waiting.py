@@ -5,14 +5,9 @@ there is one for all that a test waits for, HUNG, whether it polls, joins a thre
 program. A shorter one is for what would come true by itself later, as when a lease expires.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time
-from typing import TypeVar
-
-T = TypeVar("T")
 
 # Seconds after which something hangs rather than being slow; less than pytest gives a whole test.
 HUNG = 60.0

@@ -3,7 +3,7 @@
 A test of what a lock does is a coroutine function, and runs by both ways:
 
     @both_ways
-    async def test_the_block_holds_the_lock(way: Way, place: Place) -> None:
+    async def test_the_block_holds_the_lock(way, place):
         async with way.entered(distributed_lock("lottery")) as lease:
             assert lease.held
 
@@ -12,7 +12,7 @@ calling it. What is started beside it runs in a thread; by the other way it is a
 
 A test that must go on while a call stands still is a plain function with a caller:
 
-    def test_a_lost_reply(caller: Caller, locks: Locks, proxy: Proxy) -> None:
+    def test_a_lost_reply(caller, locks, proxy):
         proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
         assert caller.acquire(distributed_lock("lottery"))
 """
@@ -26,7 +26,6 @@ import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pytest
 
@@ -35,68 +34,46 @@ from django_redislock.rules import flows
 from tests.support.others import queued
 from tests.support.waiting import HUNG, await_until, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from contextlib import AbstractAsyncContextManager
-    from datetime import timedelta
-
-    from django_redislock import Lease
-    from django_redislock.lock import Lock
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Running(Protocol[T_co]):
-    """Something that goes on beside the test."""
-
-    async def result(self): ...
-    def done(self): ...
-
 
 class Way(ABC):
     """How a program uses locks: blocking, or in an event loop."""
 
-    name: str
-
     @abstractmethod
-    def run(self, test: Coroutine[Any, Any, T]) -> T:
+    def run(self, test):
         """Run a test that is written for any way."""
 
     @abstractmethod
-    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Running[T]:
+    def start(self, work):
         """Let *work* run beside the test, as another holder: a thread, or a task."""
 
     @abstractmethod
-    async def until(
-        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
-    ) -> None:
+    async def until(self, condition, timeout=HUNG, message=""):
         """Poll until *condition* is true; see tests/support/waiting.py."""
 
     @abstractmethod
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds): ...
     @abstractmethod
-    def function(self, body: Callable[..., T]) -> Callable[..., Any]:
+    def function(self, body):
         """Return *body* as the kind of function that this way of programming has."""
 
     @abstractmethod
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def call(self, function, *args, **kwargs):
         """Call what function() returned."""
 
     @abstractmethod
-    def entered(self, lock: Lock) -> AbstractAsyncContextManager[Lease]:
+    def entered(self, lock):
         """Use the lock as context manager."""
 
     @abstractmethod
-    async def acquire(self, lock: Lock) -> bool: ...
+    async def acquire(self, lock): ...
     @abstractmethod
-    async def release(self, lock: Lock, success: bool = True) -> None: ...
+    async def release(self, lock, success=True): ...
     @abstractmethod
-    async def locked(self, lock: Lock) -> bool: ...
+    async def locked(self, lock): ...
     @abstractmethod
-    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None: ...
+    async def renew(self, lease, ttl=None): ...
     @abstractmethod
-    async def ensure_held(self, lease: Lease, verify: bool = False) -> None: ...
+    async def ensure_held(self, lease, verify=False): ...
 
 
 class Sync(Way):
@@ -165,7 +142,7 @@ class Async(Way):
 
     def function(self, body):
         @functools.wraps(body)
-        async def afunction(*args: Any, **kwargs: Any) -> T:
+        async def afunction(*args, **kwargs):
             return body(*args, **kwargs)
 
         return afunction
@@ -205,7 +182,7 @@ class _Entered:
         self._lock.__exit__(exc_type, exc, traceback)
 
 
-class _Thread(Generic[T]):
+class _Thread:
     def __init__(self, work):
         self._work = work
         self._raised = None
@@ -230,7 +207,7 @@ class _Thread(Generic[T]):
         return self._result
 
 
-class _Task(Generic[T]):
+class _Task:
     def __init__(self, work):
         self._task = asyncio.create_task(work)
 
@@ -249,7 +226,7 @@ def both_ways(test):
 
     @pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
     @functools.wraps(test)
-    def by(way: Way, **fixtures: Any) -> None:
+    def by(way, **fixtures):
         way.run(test(way=way, **fixtures))
 
     return by
@@ -265,8 +242,6 @@ class Caller(ABC):
     signal, and then looks at what became of the call.
     """
 
-    way: Way
-
     def __enter__(self):
         return self
 
@@ -274,11 +249,11 @@ class Caller(ABC):
         """End what was begun."""
 
     @abstractmethod
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
+    def run(self, call):
         """Return what a call by the way returns."""
 
     @abstractmethod
-    def start(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+    def start(self, call):
         """Let a call by the way go on beside the test, as another holder: a thread, or a task."""
 
     def acquire(self, lock):

@@ -4,8 +4,6 @@ Both are built once and unpacked below build/. A child process finds one in plac
 the working tree: see environment_for() in nursery.py.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io

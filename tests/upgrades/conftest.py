@@ -1,23 +1,10 @@
 """Fixtures: the two versions, and a process of each for the locks of the test."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
-
 import pytest
 
 from tests.conftest import on_failure, skip_or_fail
 from tests.support.wheels import NEW, OLD, VERSIONS, NoHistory, unpacked
 from tests.upgrades.sides import Side
-
-if TYPE_CHECKING:
-    pass
-
-
-class Start(Protocol):
-    """The type of the fixture `start`."""
-
-    def __call__(self, package, *, forked=True): ...
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,12 @@
 """Workers of two versions work off one queue: what one publishes, defers or runs, both know."""
 
-from __future__ import annotations
-
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock import distributed_lock, task_runs
 from tests.support.waiting import wait_until
 from tests.support.wheels import NEW, OLD
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.celery.project.stage import Stage
-    from tests.upgrades.conftest import Start
 
 pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = [
@@ -35,8 +26,8 @@ def published(stage, side, task, key, **how):
 
 @both_ways
 def test_calls_outlive_the_workers_of_one_version_and_run_in_the_other(
-    one: str, other: str, own_stage: Stage, packages: Mapping[str, str], start: Start
-) -> None:
+    one, other, own_stage, packages, start
+):
     publisher, later = start(packages[one]), start(packages[other])
     deferred, queued = own_stage.key(), own_stage.key()
     worker = own_stage.start(package=packages[one])
@@ -69,8 +60,8 @@ def test_calls_outlive_the_workers_of_one_version_and_run_in_the_other(
 
 @both_ways
 def test_a_second_delivery_to_the_other_version_waits_and_does_not_run(
-    one: str, other: str, own_stage: Stage, packages: Mapping[str, str], start: Start
-) -> None:
+    one, other, own_stage, packages, start
+):
     key = own_stage.key()
     own_stage.start(package=packages[one])
     sent = published(own_stage, start(packages[other]), "late", key, hold=True)
@@ -86,8 +77,8 @@ def test_a_second_delivery_to_the_other_version_waits_and_does_not_run(
 
 @both_ways
 def test_a_run_whose_worker_was_killed_is_run_again_by_the_other(
-    one: str, other: str, own_stage: Stage, packages: Mapping[str, str], start: Start
-) -> None:
+    one, other, own_stage, packages, start
+):
     key = own_stage.key()
     worker = own_stage.start(package=packages[one])
     sent = published(own_stage, start(packages[one]), "late", key, hold=True)

@@ -6,19 +6,12 @@ Longer, and for each backend:
     make jepsen SECONDS=600 ARGS=--upgrade
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.jepsen.places import CONTENDERS
 from tests.jepsen.trial import run
 from tests.support.soak import soak
 from tests.support.wheels import NEW, OLD
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,13 +5,10 @@ In each place but the memory, which is that of one process, and so of one versio
     make test ARGS='--everywhere tests/upgrades'    # In every place.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import time
 from itertools import pairwise, permutations
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,13 +20,6 @@ from tests.support.servers import KIND
 from tests.support.waiting import HUNG, wait_until
 from tests.support.wheels import NEW, OLD
 from tests.upgrades.sides import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.support.backends import Place
-    from tests.upgrades.conftest import Start
-    from tests.upgrades.sides import Side
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,12 +73,12 @@ def check_that_one_has_the_lock(old, new):
 
 
 @with_servers
-def test_one_has_the_lock_and_the_other_is_told_who(place: Place, old: Side, new: Side) -> None:
+def test_one_has_the_lock_and_the_other_is_told_who(place, old, new):
     check_that_one_has_the_lock(old, new)
 
 
 @with_servers
-def test_what_one_renews_the_other_waits_for(place: Place, old: Side, new: Side) -> None:
+def test_what_one_renews_the_other_waits_for(place, old, new):
     for holder, other in both_ways(old, new):
         fence = holder.take(NAME, ttl=SHORT)["fence"]
         waiting = other.begin("take", NAME, wait=HUNG)
@@ -102,7 +92,7 @@ def test_what_one_renews_the_other_waits_for(place: Place, old: Side, new: Side)
 
 
 @with_servers
-def test_permits_are_counted_together(place: Place, old: Side, new: Side) -> None:
+def test_permits_are_counted_together(place, old, new):
     for first, second in both_ways(old, new):
         taken = [side.take("gpu", limit=2) for side in (first, second)]
         assert {one["permit"] for one in taken} == {1, 2}
@@ -118,7 +108,7 @@ def test_permits_are_counted_together(place: Place, old: Side, new: Side) -> Non
 
 
 @with_servers
-def test_several_locks_are_taken_as_one(place: Place, old: Side, new: Side) -> None:
+def test_several_locks_are_taken_as_one(place, old, new):
     for first, second in both_ways(old, new):
         before = first.take("a", "b", key="joint")["fences"]
         assert refusal(second, "take", "b", wait=0).kind == "LockTimeout"
@@ -161,7 +151,7 @@ def in_turn(place, sides):
 
 
 @with_queue
-def test_waiters_are_handed_the_lock_in_turn(place: Place, old: Side, new: Side) -> None:
+def test_waiters_are_handed_the_lock_in_turn(place, old, new):
     # One that is not on its feet within a second is passed over, which a busy machine may bring
     # about.
     for first, second in both_ways(old, new):
@@ -170,9 +160,7 @@ def test_waiters_are_handed_the_lock_in_turn(place: Place, old: Side, new: Side)
 
 
 @with_servers
-def test_a_killed_holder_or_waiter_keeps_the_lock_from_nobody(
-    place: Place, packages: Mapping[str, str], start: Start
-) -> None:
+def test_a_killed_holder_or_waiter_keeps_the_lock_from_nobody(place, packages, start):
     for one, other in permutations((OLD, NEW)):
         holder, lost, waiter = start(packages[one]), start(packages[one]), start(packages[other])
         fence = holder.take(NAME, ttl=SHORT)["fence"]
@@ -187,9 +175,7 @@ def test_a_killed_holder_or_waiter_keeps_the_lock_from_nobody(
 
 
 @with_servers
-def test_a_stopped_holder_has_lost_the_lock_to_the_other(
-    place: Place, old: Side, new: Side
-) -> None:
+def test_a_stopped_holder_has_lost_the_lock_to_the_other(place, old, new):
     for holder, other in both_ways(old, new):
         fence = holder.take(NAME, ttl=SHORT)["fence"]
         holder.child.stop()
@@ -203,9 +189,7 @@ def test_a_stopped_holder_has_lost_the_lock_to_the_other(
 
 
 @with_queue
-def test_a_stopped_waiter_is_passed_over_by_the_other(
-    place: Place, packages: Mapping[str, str], start: Start
-) -> None:
+def test_a_stopped_waiter_is_passed_over_by_the_other(place, packages, start):
     for one, another in permutations((OLD, NEW)):
         holder, stopped, waiter = (start(packages[side]) for side in (another, one, another))
         holder.take(NAME)
@@ -229,7 +213,7 @@ def test_a_stopped_waiter_is_passed_over_by_the_other(
 
 @needs_scripts
 @with_servers
-def test_operators_see_and_end_the_leases_of_the_other(place: Place, old: Side, new: Side) -> None:
+def test_operators_see_and_end_the_leases_of_the_other(place, old, new):
     for holder, other in both_ways(old, new):
         lease = holder.take(NAME)
         gpu = [side.take("gpu", limit=2) for side in (holder, other)]
@@ -257,9 +241,7 @@ def await_waiter(side, name, waiter):
 
 @needs_scripts
 @with_servers
-def test_operators_see_the_waiters_and_the_past_of_the_other(
-    place: Place, old: Side, new: Side
-) -> None:
+def test_operators_see_the_waiters_and_the_past_of_the_other(place, old, new):
     for holder, other in both_ways(old, new):
         name = f"past of {holder.pid}"
         lease = holder.take(name)
@@ -278,9 +260,7 @@ def test_operators_see_the_waiters_and_the_past_of_the_other(
 
 @needs_scripts
 @with_servers
-def test_one_keeps_the_lock_from_both_and_the_other_gives_it_back(
-    place: Place, old: Side, new: Side
-) -> None:
+def test_one_keeps_the_lock_from_both_and_the_other_gives_it_back(place, old, new):
     for keeper, other in both_ways(old, new):
         assert keeper.does("keep", NAME, HUNG)
         for side in (keeper, other):
@@ -297,7 +277,7 @@ def test_one_keeps_the_lock_from_both_and_the_other_gives_it_back(
 
 @needs_scripts
 @with_records
-def test_what_one_has_done_the_other_skips(place: Place, old: Side, new: Side) -> None:
+def test_what_one_has_done_the_other_skips(place, old, new):
     for doer, other in both_ways(old, new):
         for options, why in (({"once": HUNG}, "done"), ({"min_hold": HUNG}, "cooling")):
             name = f"{why} by {doer.pid}"
@@ -309,9 +289,7 @@ def test_what_one_has_done_the_other_skips(place: Place, old: Side, new: Side) -
 
 @needs_scripts
 @with_records
-def test_each_reads_the_records_that_the_other_has_added_to(
-    place: Place, old: Side, new: Side
-) -> None:
+def test_each_reads_the_records_that_the_other_has_added_to(place, old, new):
     for one, other in both_ways(old, new):
         name = f"records of {one.pid}"
         assert one.does("job", name) == "done"
@@ -335,7 +313,7 @@ def test_each_reads_the_records_that_the_other_has_added_to(
 
 @needs_scripts
 @places(*(name for name in PLACES if name not in {MEMORY, QUORUM}))
-def test_one_takes_up_what_the_other_has_handed_over(place: Place, old: Side, new: Side) -> None:
+def test_one_takes_up_what_the_other_has_handed_over(place, old, new):
     for giver, taker in both_ways(old, new):
         for name, options in ((NAME, {}), ("gpu", {"limit": 2})):
             given = giver.take(name, key="given", **options)
@@ -351,9 +329,7 @@ def test_one_takes_up_what_the_other_has_handed_over(place: Place, old: Side, ne
 
 @places(KIND)
 @on_sqlite
-def test_one_does_not_do_again_what_the_other_has_committed(
-    place: Place, database: str, old: Side, new: Side
-) -> None:
+def test_one_does_not_do_again_what_the_other_has_committed(place, database, old, new):
     """Old code does with the tables that the migrations of the new one have made."""
     for doer, other in both_ways(old, new):
         name = f"draw of {doer.pid}"
@@ -382,9 +358,7 @@ def doctored(packages, start, tmp_path):
 
 
 @places(KIND, QUORUM)
-def test_a_former_version_with_another_format_would_be_found(
-    place: Place, doctored: Callable[..., Side], new: Side
-) -> None:
+def test_a_former_version_with_another_format_would_be_found(place, doctored, new):
     fields = "'|' .. fence .. '|' .. ms", "'|' .. ms .. ';' .. fence"
     other = doctored(OLD, "lua/_grant.lua", *fields)
     with pytest.raises(AssertionError):
@@ -399,9 +373,7 @@ def test_a_former_version_with_another_format_would_be_found(
 
 
 @places(KIND)
-def test_a_former_version_with_other_keys_would_be_found(
-    place: Place, doctored: Callable[..., Side], new: Side
-) -> None:
+def test_a_former_version_with_other_keys_would_be_found(place, doctored, new):
     other = doctored(OLD, "rules/keys.py", 'lock=base + "lock"', 'lock=base + "l:lock"')
     with pytest.raises(AssertionError):
         check_that_one_has_the_lock(other, new)
@@ -410,9 +382,7 @@ def test_a_former_version_with_other_keys_would_be_found(
 
 
 @places(KIND)
-def test_a_later_version_whose_format_says_so_is_waited_for(
-    place: Place, doctored: Callable[..., Side], new: Side
-) -> None:
+def test_a_later_version_whose_format_says_so_is_waited_for(place, doctored, new):
     later = doctored(NEW, "lua/_grant.lua", "token .. state ..", "token .. '2' ..")
     begin = time.monotonic()
     lease = later.take(NAME, ttl=SHORT)

@@ -1,7 +1,5 @@
 """The option of tests/wire/."""
 
-from __future__ import annotations
-
 
 def pytest_addoption(parser):
     parser.addoption("--write-wire", action="store_true", help="write down anew what is sent")

@@ -4,8 +4,6 @@ It listens at the sockets themselves, so it does not care which code sends. What
 runs gets a name: tokens, ids, times, hosts, processes, and the ports of servers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@
 by its error. Times are round, so that the recorder knows them from what is left of a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import contextmanager, suppress

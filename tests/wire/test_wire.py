@@ -3,8 +3,6 @@
 make test ARGS='tests/wire --write-wire'    # Write it down anew, and read the difference.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import random

@@ -8,8 +8,6 @@ A :class:`~tests.celery.project.stage.Stage` is a broker, a result backend and a
 own (a database of a server that tests share). Tasks tell what they do in a journal (journal.py).
 """
 
-from __future__ import annotations
-
 import os
 
 from tests.support.waiting import HUNG

@@ -1,7 +1,5 @@
 """Settings of a worker that keeps its results in Django's database (django-celery-results)."""
 
-from __future__ import annotations
-
 import os
 
 from tests.settings import *  # noqa: F403

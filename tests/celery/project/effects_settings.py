@@ -1,7 +1,5 @@
 """Settings of a worker whose default database is one that the test has made."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -3,8 +3,6 @@
 The journal is not on the lock server, which some tests stop or empty.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

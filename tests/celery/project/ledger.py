@@ -1,7 +1,5 @@
 """A scheduler whose messages say for which slot they are, and who sent them when."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """A RabbitMQ server, where the machine has the program."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import uuid

@@ -1,7 +1,5 @@
 """Fixtures: a broker, a result backend and a lock server, and workers of flesh and blood."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
@@ -13,7 +11,6 @@ import warnings
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from celery.signals import before_task_publish
@@ -27,9 +24,6 @@ from tests.support.celery_app import current
 from tests.support.nursery import environment_for, start_python
 from tests.support.servers import KINDS, Server, binary, missing
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 DATABASES = 1000  # Of the server; each stage takes one that nobody has used.
 

@@ -629,7 +629,6 @@ def careless(key: str, **how: Any) -> str:
 def aborting(key: str) -> str:
     """Look at the lease between steps."""
     lease = current_lease()
-    assert lease is not None
     lease.on_lost(lambda lost: note(key, "lost", reason=lost.lost_reason))
     note(key, "start")
     wait_at_gate(key)

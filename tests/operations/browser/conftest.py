@@ -4,12 +4,9 @@ The test itself only drives the browser: Playwright keeps an event loop running 
 which locks would behave as in asynchronous code.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +17,6 @@ from tests.support import site
 from tests.support.processes import Child
 from tests.support.servers import KIND, Server
 from tests.support.waiting import HUNG, wait_until
-
-if TYPE_CHECKING:
-    pass
 
 ARGUMENTS = [
     "--no-sandbox",

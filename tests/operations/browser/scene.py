@@ -1,7 +1,5 @@
 """Those who hold locks and wait for them, as child processes: what the pages show."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace
@@ -24,7 +22,6 @@ def hold(name, **how):
     lock = distributed_lock(name, **{"wait": 60, **how})
     assert lock.acquire()
     lease = lock.lease
-    assert lease is not None
     say(lease.id)
     while True:
         if hear() == "release":

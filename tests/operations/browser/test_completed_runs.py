@@ -1,13 +1,6 @@
 """The page of completed runs in a real browser, under a strict Content-Security-Policy."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.slow
 

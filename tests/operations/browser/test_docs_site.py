@@ -1,9 +1,6 @@
 """The site of docs/ in a browser: the questions that readers bring are answered by its search."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +8,6 @@ pytest.importorskip("sphinx")
 
 from tests import ROOT
 from tests.support import docs_site
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(docs_site.LONGEST)]
 

@@ -1,19 +1,12 @@
 """The pages of held locks in a real browser, under a strict Content-Security-Policy."""
 
-from __future__ import annotations
-
 import re
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock.rules.keys import lock_keys
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
-
 
 pytestmark = pytest.mark.slow
 

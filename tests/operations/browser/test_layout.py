@@ -3,10 +3,7 @@
 A page is loaded once and its window made wider and narrower: what counts is where things are then.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +12,6 @@ from django_redislock.rules.keys import index_key, lock_keys
 from tests.operations.browser.conftest import Stage
 from tests.operations.test_admin import fill
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.slow
 

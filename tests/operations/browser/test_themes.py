@@ -3,19 +3,13 @@
 These packages replace Django's templates and styles, so the pages look plainer there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conftest import skip_or_fail
 from tests.operations.browser.conftest import Stage
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.slow
 

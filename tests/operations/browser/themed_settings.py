@@ -1,7 +1,5 @@
 """Django settings of a site whose admin has another look: the environment says which package."""
 
-from __future__ import annotations
-
 import os
 
 from tests import settings

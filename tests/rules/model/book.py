@@ -10,14 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django_redislock.rules.steps import Unanswered
-
-if TYPE_CHECKING:
-    from django_redislock.rules.steps import Call, Listen, Pause, Tell
-
-    Step = Call | Tell | Listen | Pause
 
 
 class Returned(NamedTuple):

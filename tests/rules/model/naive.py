@@ -4,8 +4,6 @@ Those of the server are the scripts that ship, with one line changed. A line tha
 more is an error, or the model would find nothing in what is no variant.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

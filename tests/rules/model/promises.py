@@ -1,7 +1,5 @@
 """What no command may do to a lock, whoever sends it, and however late."""
 
-from __future__ import annotations
-
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import CONFIRM_WITHIN
 

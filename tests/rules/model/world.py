@@ -11,26 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Busy, Granted, HandOver
-from django_redislock.rules.forms import release
+from django_redislock.rules.forms import Attempt, release
 from django_redislock.rules.lease_state import LeaseState, Renewal
 from django_redislock.rules.replies import AcquireArgs
+from django_redislock.rules.scripts import Script
 from django_redislock.rules.steps import Answer, Bell, Call, Listen, Pause, Tell
 from django_redislock.rules.stored import Owner
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
 from tests.rules.model.promises import Violation, belongs, check_command, check_end
-from tests.rules.model.server import Server
+from tests.rules.model.server import Kept, Server
 from tests.support.attempts import the_attempt
 from tests.support.others import release_form
-
-if TYPE_CHECKING:
-    from django_redislock.rules.forms import Attempt
-    from django_redislock.rules.scripts import Script
-    from tests.rules.model.server import Kept
 
 TICK = 0.5  # Seconds.
 TTL = 1.5
