@@ -16,14 +16,6 @@ def echo(greeting, *, times):
         say(hear())
 
 
-async def asynchronous():
-    """In a child: prove that a loop runs."""
-    import asyncio
-
-    await asyncio.sleep(0)
-    say("from a coroutine")
-
-
 def echo_with_a_fork(*, times):
     """In a child: speak at the same time as a forked child of it."""
     pid = os.fork()
@@ -33,23 +25,9 @@ def echo_with_a_fork(*, times):
         os.waitpid(pid, 0)
 
 
-def settings_of_a_child():
-    """In a child: tell the setting."""
-    from django.conf import settings
-
-    say(settings.REDISLOCK)
-
-
 def fail():
     """In a child: end by an exception."""
     raise RuntimeError("as planned")
-
-
-def test_a_function_runs_in_a_child_and_talks(spawn):
-    child = spawn(echo, "hello", times=2)
-    assert [child.read(), child.read()] == ["hello", "hello"]
-    child.send({"key": [1, None]})
-    assert child.read() == {"key": [1, None]}
 
 
 def test_what_a_child_and_its_fork_say_is_not_mixed_up(spawn, monkeypatch):
@@ -59,28 +37,11 @@ def test_what_a_child_and_its_fork_say_is_not_mixed_up(spawn, monkeypatch):
     assert said == [[is_parent, number] for is_parent in (False, True) for number in range(1000)]
 
 
-def test_source_text_runs_in_a_child(spawn):
-    child = spawn("say(args[0] + kwargs['b'])", 1, b=2)
-    assert child.read() == 3
-    assert child.wait() == 0
-
-
-def test_a_coroutine_function_runs_in_a_loop(spawn):
-    assert spawn(asynchronous).read() == "from a coroutine"
-
-
 def test_a_prelude_runs_before_any_import(spawn):
     child = spawn(
         "say(early)", prelude="import builtins, sys; builtins.early = 'django' in sys.modules"
     )
     assert child.read() is False
-
-
-def test_a_child_has_the_setting_of_its_test(spawn, locks):
-    locks.configure(TTL=2)
-    assert spawn(settings_of_a_child).read() == {
-        "default": {"LOCATION": locks.server.url, "KEY_PREFIX": locks.prefix, "TTL": 2}
-    }
 
 
 def test_a_failed_child_shows_its_traceback(spawn):
@@ -135,9 +96,3 @@ def test_every_test_has_a_prefix_and_a_clean_server(locks):
 
 def test_every_other_test_does_too(locks):
     assert locks.redis.dbsize() == 0
-
-
-def test_locks_can_be_moved_to_another_server(locks, own_server):
-    locks.on(own_server, TTL=3)
-    locks.redis.set(f"{locks.prefix}:key", 1)
-    assert own_server.client().dbsize() == 1

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.support.matrix import everywhere
-from tests.support.servers import Server, ServerStartError, binary, docker_answers
+from tests.support.servers import Server, ServerStartError, binary
 from tests.support.waiting import await_until, eventually, wait_until
 
 pytestmark = everywhere
@@ -41,24 +41,6 @@ def start_and_report(kind):
 def test_each_kind_is_what_it_says(server, server_kind):
     info = server.client().info("server")
     assert info.get("server_name", "redis") == server_kind
-
-
-def test_the_shared_server_is_a_process_without_docker(server):
-    if docker_answers():
-        pytest.skip("Docker answers here")
-    assert isinstance(server, Server)
-    assert server.running
-
-
-def test_a_server_starts_in_a_moment(make_server, server_kind):
-    begin = time.monotonic()
-    make_server(server_kind)
-    assert time.monotonic() - begin < 5  # 0.1 s on an idle machine.
-
-
-def test_a_url_reaches_the_server(own_server):
-    with redis.Redis.from_url(own_server.url) as client:
-        assert client.ping()
 
 
 def test_a_client_does_not_retry(own_server):
@@ -177,20 +159,6 @@ def test_arguments_go_to_the_command_line(make_server, server_kind):
     assert server.client().config_get("maxclients")["maxclients"] == "7"
 
 
-def test_a_password_does_not_keep_a_server_from_being_ready(make_server, server_kind):
-    server = make_server(server_kind, requirepass="secret")
-    assert server.client(password="secret").ping()
-    with pytest.raises(redis.AuthenticationError):
-        server.client().ping()
-
-
-def test_debug_is_allowed_on_request(make_server, server_kind):
-    server = make_server(server_kind, enable_debug_command="yes")
-    begin = time.monotonic()
-    server.client().execute_command("DEBUG", "SLEEP", "0.1")
-    assert time.monotonic() - begin >= 0.1
-
-
 def test_a_server_can_be_caught_loading(make_server, server_kind):
     # 5,000 keys take at least 0.6 ms each; after every KB of them the server looks at its clients.
     server = make_server(
@@ -212,13 +180,6 @@ def test_a_server_can_be_caught_loading(make_server, server_kind):
     wait_until(loading, message="the server is loading")
     server.wait_ready()
     assert client.dbsize() == 5_000
-
-
-def test_a_unix_socket_works_beside_tcp(make_server, server_kind):
-    server = make_server(server_kind, unix=True)
-    with redis.Redis.from_url(server.unix_url) as client:
-        client.set("key", "value")
-    assert server.client().get("key") == b"value"
 
 
 @pytest.mark.skipif(not can_shift_clocks(), reason="needs Linux and a C compiler")
@@ -253,11 +214,6 @@ class TestTls:
     @pytest.fixture
     def tls_server(self, make_server):
         return make_server("redis", tls=True)
-
-    def test_a_client_that_trusts_the_certificate_gets_through(self, tls_server):
-        assert tls_server.url.startswith("rediss://")
-        with redis.Redis.from_url(tls_server.url, ssl_ca_certs=tls_server.ca) as client:
-            assert client.ping()
 
     def test_a_client_that_does_not_is_stopped(self, tls_server):
         ignorant = tls_server.client(ssl_ca_certs=None)
