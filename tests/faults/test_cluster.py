@@ -4,13 +4,13 @@ import asyncio
 import os
 import threading
 import time
-from itertools import count, islice, pairwise
+from itertools import count, islice
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from django_redislock import LockError, LockUnavailable, distributed_lock, doctor, handle, held
+from django_redislock import LockUnavailable, distributed_lock, doctor, handle, held
 from django_redislock.backends.cluster.backend import ClusterBackend
 from django_redislock.backends.registry import backends
 from django_redislock.doctor import examine, minimal_acl
@@ -20,12 +20,13 @@ from django_redislock.rules.steps import Answer, Call
 from tests.support.backends import UNHURRIED
 from tests.support.clusters import slot_of
 from tests.support.faults import in_fork, lease_of, takes
+from tests.support.lockers import Lockers, line_up, served_in_turn
 from tests.support.others import queued, waiters
 from tests.support.processes import hear, say
 from tests.support.stored import is_held_by, is_left_clean, keys_of, value_of
 from tests.support.topologies import await_copies, can_be_rung
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, InLoop, in_thread
+from tests.support.ways import Blocking, InLoop
 
 pytestmark = pytest.mark.slow
 
@@ -49,56 +50,6 @@ def backend():
 def nodes_in_use():
     """The addresses of the nodes that this process knows to keep locks."""
     return {node.address for node in backend().slots.nodes()}
-
-
-Turn = tuple[int, float, float]  # The fence of a lease, and from when to when it was held.
-
-
-class Lockers:
-    """Threads and tasks that take one lock in turn until they are told to stop."""
-
-    def __init__(self, name, callers):
-        self.turns = []
-        self.errors = []
-        self._over = threading.Event()
-        self._at_work = [
-            in_thread(lambda caller=caller: self._work(name, caller)) for caller in callers
-        ]
-
-    def _work(self, name, caller):
-        while not self._over.is_set():
-            try:
-                with caller.block(distributed_lock(name)) as lease:
-                    begun = time.monotonic()
-                    time.sleep(0.002)
-                    until = time.monotonic()
-                    if lease.held:
-                        self.turns.append((lease.fence, begun, until))
-            except LockError as error:
-                self.errors.append(repr(error))
-
-    def since(self, when):
-        """How many turns have begun since."""
-        return sum(begun > when for _, begun, _ in self.turns)
-
-    def stop(self):
-        self._over.set()
-        for one in self._at_work:
-            one.result(HUNG)
-
-    @property
-    def seconds_idle(self):
-        """How long nobody had the lock, but for the short times between two turns."""
-        turns = sorted(self.turns, key=lambda turn: turn[1])
-        waits = [begun - until for (_, _, until), (_, begun, _) in pairwise(turns)]
-        return sum(wait for wait in waits if wait > flows.CONFIRM_WITHIN / 10)
-
-    def check(self):
-        """No two leases at the same time, and each has a greater fence than the one before."""
-        turns = sorted(self.turns, key=lambda turn: turn[1])
-        for (fence, _, until), (next_fence, begun, _) in pairwise(turns):
-            assert until <= begun, "two leases were held at the same time"
-            assert fence < next_fence
 
 
 # --- a slot moves --------------------------------------------------------------------------------
@@ -143,11 +94,7 @@ def test_a_lease_and_its_waiters_move_with_the_slot(make_cluster, settings, key_
             wait_until(lambda: can_be_rung(locks, target, name) == len(waiting))
             wait_until(lambda: lease.renewals > renewals)
             assert is_held_by(locks, lease)
-        for number, (lock, caller, acquired) in enumerate(waiting):
-            assert acquired.result(HUNG)
-            later = [one for _, _, one in waiting[number + 1 :]]
-            assert not any(one.done() for one in later)
-            caller.release(lock)
+        served_in_turn(waiting)
     assert is_left_clean(locks, name)
 
 
@@ -168,16 +115,6 @@ def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(make_cluster, se
         for lock, caller, acquired in waiting:
             assert acquired.result(HUNG)
             caller.release(lock)
-
-
-def line_up(locks, name, callers):
-    """Have them wait for a lock, one after the other."""
-    waiting = []
-    for number, caller in enumerate(callers, 1):
-        lock = distributed_lock(name)
-        waiting.append((lock, caller, caller.begin(lock)))
-        wait_until(lambda number=number: queued(locks, name) == number)
-    return waiting
 
 
 @pytest.mark.proves("R13")
@@ -437,11 +374,7 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
             locks.redis = cluster.client()
             assert is_held_by(locks, lease)
             wait_until(lambda: can_be_rung(locks, successor, name) == len(waiting))
-        for number, (lock, caller, acquired) in enumerate(waiting):
-            assert acquired.result(HUNG)
-            later = [one for _, _, one in waiting[number + 1 :]]
-            assert not any(one.done() for one in later)
-            caller.release(lock)
+        served_in_turn(waiting)
 
 
 @pytest.mark.proves("P1", "R13")

@@ -1,16 +1,16 @@
 """A master that sentinels watch: it is killed, replaced, and comes back, while locks go on."""
 
-import asyncio
 import threading
 import time
-from itertools import pairwise
+from contextlib import contextmanager
 
 import pytest
 
-from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, take_up
+from django_redislock import LockLost, LockUnavailable, distributed_lock, take_up
 from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel import MasterDialer, SentinelBackend
 from tests.support.faults import lease_of, takes
+from tests.support.lockers import Lockers, line_up, served_in_turn
 from tests.support.others import queued
 from tests.support.processes import hear, say
 from tests.support.servers import Sentinel
@@ -36,65 +36,24 @@ def commands_run(server):
 
 # --- the master dies under load ------------------------------------------------------------------
 
-Turn = tuple[int, float, float]  # The fence of a lease, and from when to when it was held.
+
+@contextmanager
+def at_work():
+    """Eight who take the lock in turn: threads, and tasks of a loop."""
+    with Blocking() as threads, InLoop() as tasks:
+        lockers = Lockers(NAME, [threads, tasks] * 4)
+        wait_until(lambda: len(lockers.turns) > 10)
+        try:
+            yield lockers
+        finally:
+            lockers.stop()
 
 
-def note_turn(lease, begun):
-    """A lease that is still held, at a time that was read before."""
-    until = time.monotonic()
-    return (lease.fence, begun, until) if lease.held else None
-
-
-class Lockers:
-    """Those who take one lock in turn until they are told to stop."""
-
-    def __init__(self, name):
-        self._name = name
-        self.turns = []
-        self.errors = []
-        self.over = False
-
-    def in_thread(self):
-        while not self.over:
-            try:
-                with distributed_lock(self._name) as lease:
-                    begun = time.monotonic()
-                    time.sleep(0.002)
-                    self._note(note_turn(lease, begun))
-            except LockError as error:
-                self.errors.append(repr(error))
-
-    async def in_task(self):
-        while not self.over:
-            try:
-                async with distributed_lock(self._name) as lease:
-                    begun = time.monotonic()
-                    await asyncio.sleep(0.002)
-                    self._note(note_turn(lease, begun))
-            except LockError as error:
-                self.errors.append(repr(error))
-
-    def in_loop(self):
-        async def tasks():
-            await asyncio.gather(*(self.in_task() for _ in range(4)))
-
-        asyncio.run(tasks())
-
-    def _note(self, turn):
-        if turn:
-            self.turns.append(turn)
-
-
-def take_turns(name):
+def take_turns():
     """In a child: be eight lockers, until told otherwise; then tell of their turns."""
-    lockers = Lockers(name)
-    threads = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(4)]]
-    wait_until(lambda: lockers.turns)
-    say("at work")
-    hear()
-    lockers.over = True
-    for thread in threads:
-        thread.result(HUNG)
+    with at_work() as lockers:
+        say("at work")
+        hear()
     say([lockers.turns, lockers.errors])
 
 
@@ -106,27 +65,20 @@ def test_locking_goes_on_when_the_master_is_killed_under_load(
     """Threads, tasks and processes; each grant is on a replica when it counts."""
     watched = make_watched("valkey")
     watched.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
-    here = Lockers(NAME)
-    child = spawn(take_turns, NAME)
-    at_work = [in_thread(here.in_loop), *[in_thread(here.in_thread) for _ in range(4)]]
-    assert child.read() == "at work"
-    wait_until(lambda: here.turns)
-    with watched.in_a_hurry():
-        watched.master.kill()
-        watched.await_failover()
-    failed_over = time.monotonic()
-    wait_until(lambda: sum(begun > failed_over for _, begun, _ in here.turns) >= 20)
-    here.over = True
-    child.send("stop")
-    more, wrong = child.read()
+    child = spawn(take_turns)
+    with at_work() as here:
+        assert child.read() == "at work"
+        with watched.in_a_hurry():
+            watched.master.kill()
+            watched.await_failover()
+        failed_over = time.monotonic()
+        wait_until(lambda: here.since(failed_over) >= 20)
+        child.send("stop")
+        more, wrong = child.read()
     assert any(begun > failed_over for _, begun, _ in more)
-    turns, errors = [*here.turns, *map(tuple, more)], [*here.errors, *wrong]
-    for one in at_work:
-        one.result(HUNG)
-    turns.sort(key=lambda turn: turn[1])
-    for (fence, _, until), (next_fence, begun, _) in pairwise(turns):
-        assert until <= begun, "two leases were held at the same time"
-        assert fence < next_fence
+    here.turns += more
+    here.check()
+    errors = here.errors + wrong
     # Nobody gave up. But who had the lock in that moment may have been told that it is lost, and
     # who asked next that no replica has found its new master yet.
     told = "LockLost", "REPLICAS_ACK"
@@ -139,13 +91,9 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
 ):
     watched = make_watched("redis")
     locks = watched.locks(settings, key_prefix, **PATIENT)
-    holder, order = distributed_lock(NAME, ttl=12), []
     with Blocking() as threads, InLoop() as tasks:
-        with threads.block(holder) as lease:
-            waiting = []
-            for caller in (threads, tasks, threads, tasks):
-                lock = distributed_lock(NAME)
-                waiting.append((lock, caller, caller.begin_waiting(lock, locks)))
+        with threads.block(distributed_lock(NAME, ttl=12)) as lease:
+            waiting = line_up(locks, NAME, (threads, tasks, threads, tasks))
             await_copies(watched.master, watched.replicas)
             with watched.in_a_hurry():
                 watched.master.kill()
@@ -154,15 +102,8 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
             wait_until(lambda: lease.renewals > renewals)
             assert is_held_by(locks, lease)
             wait_until(lambda: can_be_rung(locks, watched.master) == len(waiting))
-            before = queued(locks)
-        for number, (lock, caller, acquired) in enumerate(waiting):
-            assert acquired.result(HUNG)
-            order.append(number)
-            later = [one for _, _, one in waiting[number + 1 :]]
-            assert not any(one.done() for one in later)
-            caller.release(lock)
-    assert order == [0, 1, 2, 3]
-    assert before == 4
+            assert queued(locks) == len(waiting)
+        served_in_turn(waiting)
 
 
 @pytest.mark.proves("P1")
@@ -232,20 +173,12 @@ def test_a_coordinated_failover_of_valkey_loses_nothing_without_acknowledgement(
 ):
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **{**PATIENT, "TTL": 15})  # Nothing is to end.
-    lockers = Lockers(NAME)
-    at_work = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(4)]]
-    wait_until(lambda: len(lockers.turns) > 10)
-    watched.ask(watched.sentinels[0], "FAILOVER", SERVICE, "COORDINATED")
-    locks.redis = watched.client(watched.await_failover())
-    failed_over = time.monotonic()
-    wait_until(lambda: sum(begun > failed_over for _, begun, _ in lockers.turns) >= 20)
-    lockers.over = True
-    for one in at_work:
-        one.result(HUNG)
-    lockers.turns.sort(key=lambda turn: turn[1])
-    for (fence, _, until), (next_fence, begun, _) in pairwise(lockers.turns):
-        assert until <= begun
-        assert fence < next_fence
+    with at_work() as lockers:
+        watched.ask(watched.sentinels[0], "FAILOVER", SERVICE, "COORDINATED")
+        locks.redis = watched.client(watched.await_failover())
+        failed_over = time.monotonic()
+        wait_until(lambda: lockers.since(failed_over) >= 20)
+    lockers.check()
     assert lockers.errors == []
 
 
@@ -359,14 +292,10 @@ def test_of_sentinels_that_name_different_masters_the_majority_is_believed_or_no
 
 @pytest.mark.proves("P1", "R13")
 def test_a_listener_does_not_believe_the_one_sentinel_that_names_another_master(
-    make_watched, make_server, settings, key_prefix, monkeypatch
+    disagreeing, monkeypatch
 ):
-    watched = make_watched("valkey")
-    watched.locks(settings, key_prefix, **PATIENT)
-    other, apart = make_server("valkey"), watched.sentinels[-1]
-    watched.ask(apart, "REMOVE", SERVICE)
-    watched.ask(apart, "MONITOR", SERVICE, other.host, str(other.port), "2")
-
+    watched, *_ = disagreeing
+    apart = watched.sentinels[-1]
     learned = []
     learn = MasterDialer.learn
 
