@@ -2,13 +2,10 @@
 
 import fcntl
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from xdist import is_xdist_worker
-
-MadeOnce = Callable[[str, Callable[[Path], Path]], Path]
 
 
 @pytest.fixture(scope="session")

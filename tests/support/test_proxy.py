@@ -5,7 +5,6 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 import redis
@@ -15,8 +14,6 @@ from tests.support.waiting import HUNG, eventually, wait_until
 
 SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
 OTHER = "return 'other'"
-
-Connect = Callable[..., redis.Redis]
 
 
 @pytest.fixture(params=[2, 3], ids=["resp2", "resp3"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from types import FunctionType
 from typing import Any
 
 from celery import Task, current_task, group, shared_task
@@ -49,6 +50,18 @@ def work(key, *, hold=False, seconds=0.0, fail=False):
     return f"did {key}"
 
 
+def do_work(key, **how):
+    """The body of most tasks."""
+    return work(key, **how)
+
+
+def working(name, *, body=do_work, **options):
+    """A task of this name, under a lock with these options."""
+    run = FunctionType(body.__code__, globals(), name, body.__defaults__)
+    run.__qualname__ = name
+    return single_instance_task(**{"key": "{key}", **options})(run)
+
+
 @shared_task
 def plain(key: str, *, hold: bool = False) -> None:
     """Take a lock by itself."""
@@ -58,22 +71,11 @@ def plain(key: str, *, hold: bool = False) -> None:
             wait_at_gate(key)
 
 
-@single_instance_task(key="{key}")
-def skipping(key: str, **how: Any) -> str:
-    """Skip when busy."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", acks_late=True, ttl=6)
-def late(key: str, **how: Any) -> str:
-    """Skip when busy; acknowledged when it ends, so that it survives its worker."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", acks_late=True, ttl=30)
-def lengthy(key: str, **how: Any) -> str:
-    """As late, with a lease for whose end nobody waits: what frees the lock is a release."""
-    return work(key, **how)
+skipping = working("skipping")  # Skip when busy.
+# Skip when busy; acknowledged when it ends, so that it survives its worker.
+late = working("late", acks_late=True, ttl=6)
+# As late, with a lease for whose end nobody waits: what frees the lock is a release.
+lengthy = working("lengthy", acks_late=True, ttl=30)
 
 
 @single_instance_task(key="{key}", acks_late=True, ttl=6, bind=True)
@@ -84,28 +86,12 @@ def calling_itself(self: Any, key: str, *, by: str) -> list[Any]:
     return [f"did {key}", again(key, by=by)]
 
 
-@single_instance_task(key="{key}", ttl=6)
-def brisk(key: str, **how: Any) -> str:
-    """Skip when busy; its lease is short."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", ttl=6)
-def brief(key: str, **how: Any) -> str:
-    """As late, but acknowledged when it starts, as is Celery's default."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", acks_late=True, ttl=9)
-def lasting(key: str, **how: Any) -> str:
-    """As late, with a lease that outlasts a short visibility timeout by far."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", acks_late=True, ttl=6, reject_on_worker_lost=True)
-def rejecting(key: str, **how: Any) -> str:
-    """As late, and back in the queue at once when its process dies."""
-    return work(key, **how)
+brisk = working("brisk", ttl=6)  # Skip when busy; its lease is short.
+brief = working("brief", ttl=6)  # As late, but acknowledged when it starts, as is Celery's default.
+# As late, with a lease that outlasts a short visibility timeout by far.
+lasting = working("lasting", acks_late=True, ttl=9)
+# As late, and back in the queue at once when its process dies.
+rejecting = working("rejecting", acks_late=True, ttl=6, reject_on_worker_lost=True)
 
 
 def end_as_told(key, *ends):
@@ -169,38 +155,22 @@ if "TESTS_JOURNAL" in os.environ:  # Not in the tests' own process, which import
     signals.task_abandoned.connect(note_abandoned)
 
 
-@single_instance_task(key="{key}", ignore_result=True, acks_late=True)
-def quiet(key: str, **how: Any) -> str:
-    """Has no result."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", on_conflict="raise")
-def raising(key: str, **how: Any) -> str:
-    """Fail when busy."""
-    return work(key, **how)
-
-
-@single_instance_task(
-    key="{key}",
+quiet = working("quiet", ignore_result=True, acks_late=True)  # Has no result.
+raising = working("raising", on_conflict="raise")  # Fail when busy.
+# Fail when busy, and let Celery retry.
+insisting = working(
+    "insisting",
     on_conflict="raise",
     autoretry_for=(LockTimeout,),
     retry_kwargs={"countdown": 0.2, "max_retries": 100},
 )
-def insisting(key: str, **how: Any) -> str:
-    """Fail when busy, and let Celery retry."""
-    return work(key, **how)
-
-
-@single_instance_task(
-    key="{key}",
+# Fail when busy, and let Celery retry twice.
+resigning = working(
+    "resigning",
     on_conflict="raise",
     autoretry_for=(LockTimeout,),
     retry_kwargs={"countdown": 0.1, "max_retries": 2},
 )
-def resigning(key: str, **how: Any) -> str:
-    """Fail when busy, and let Celery retry twice."""
-    return work(key, **how)
 
 
 @single_instance_task(key="{key}", on_conflict="retry", bind=True)
@@ -220,22 +190,10 @@ def retrying(self: Task, key: str, tags: frozenset[str] = frozenset(), **how: An
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", on_conflict="retry", conflict_deadline=1)
-def hurried(key: str, **how: Any) -> str:
-    """Come back when busy, for a second."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", on_conflict="wait", wait=20)
-def waiting(key: str, **how: Any) -> str:
-    """Wait when busy."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", on_conflict="wait", wait=0.2)
-def impatient(key: str, **how: Any) -> str:
-    """Wait a moment when busy."""
-    return work(key, **how)
+# Come back when busy, for a second.
+hurried = working("hurried", on_conflict="retry", conflict_deadline=1)
+waiting = working("waiting", on_conflict="wait", wait=20)  # Wait when busy.
+impatient = working("impatient", on_conflict="wait", wait=0.2)  # Wait a moment when busy.
 
 
 def answer(conflict):
@@ -243,10 +201,7 @@ def answer(conflict):
     return {"sorry": conflict.kwargs, "key": conflict.args[0], "holder": conflict.holder}
 
 
-@single_instance_task(key="{key}", on_conflict=answer)
-def answering(key: str, **how: Any) -> str:
-    """Call a function when busy."""
-    return work(key, **how)
+answering = working("answering", on_conflict=answer)  # Call a function when busy.
 
 
 def ask_again(conflict):
@@ -255,16 +210,8 @@ def ask_again(conflict):
     raise conflict.task.retry(countdown=0.1, max_retries=2)
 
 
-@single_instance_task(key="{key}", on_conflict=ask_again)
-def pleading(key: str, **how: Any) -> str:
-    """Call a function when busy, which retries."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", once=3600)
-def once(key: str, **how: Any) -> str:
-    """Succeed once."""
-    return work(key, **how)
+pleading = working("pleading", on_conflict=ask_again)  # Call a function when busy, which retries.
+once = working("once", once=3600)  # Succeed once.
 
 
 @single_instance_task(key="{key}", atomic=True, once="database", acks_late=True, ignore_result=True)
@@ -280,22 +227,10 @@ def completing(key: str, *, hold: bool = False) -> str:
     return work(key)
 
 
-@single_instance_task(key="{key}", min_hold=3600, acks_late=True)
-def cooling(key: str, **how: Any) -> str:
-    """Keep the lock after a success."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", limit=3, ttl=6, acks_late=True)
-def limited(key: str, **how: Any) -> str:
-    """Run three times at a time."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", limit=2, min_hold=3600)
-def limited_cooling(key: str, **how: Any) -> str:
-    """Run twice at a time; keep the permit after a success."""
-    return work(key, **how)
+cooling = working("cooling", min_hold=3600, acks_late=True)  # Keep the lock after a success.
+limited = working("limited", limit=3, ttl=6, acks_late=True)  # Run three times at a time.
+# Run twice at a time; keep the permit after a success.
+limited_cooling = working("limited_cooling", limit=2, min_hold=3600)
 
 
 @single_instance_task(
@@ -309,22 +244,11 @@ def exporting(self: Task, key: str, tenant: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=20)
-def sharing(key: str, **how: Any) -> str:
-    """Run twice at a time; wait when both permits are taken."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=2.5)
-def sharing_impatiently(key: str, **how: Any) -> str:
-    """Run twice at a time; wait a while when both permits are taken."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True)
-def queued(key: str, **how: Any) -> str:
-    """Wait in the queue once."""
-    return work(key, **how)
+# Run twice at a time; wait when both permits are taken.
+sharing = working("sharing", limit=2, on_conflict="wait", wait=20)
+# Run twice at a time; wait a while when both permits are taken.
+sharing_impatiently = working("sharing_impatiently", limit=2, on_conflict="wait", wait=2.5)
+queued = working("queued", unique_queued=True)  # Wait in the queue once.
 
 
 @single_instance_task(key="{key}", unique_queued="newest", on_conflict="retry")
@@ -345,10 +269,8 @@ def queued_in_schema(key: str, what: str) -> str:
     return str(queued_of_tenant.run.unguarded(key, what))
 
 
-@single_instance_task(key="{key}", unique_queued=True, ignore_result=True)
-def queued_quiet(key: str, **how: Any) -> str:
-    """Wait in the queue once, and have no result."""
-    return work(key, **how)
+# Wait in the queue once, and have no result.
+queued_quiet = working("queued_quiet", unique_queued=True, ignore_result=True)
 
 
 @single_instance_task(
@@ -381,27 +303,31 @@ def queued_newest(
     return result
 
 
-@single_instance_task(
-    key="{key}", unique_queued="newest", on_conflict="wait", wait=60, acks_late=True
-)
-def queued_newest_waiting(key: str, what: str) -> str:
-    """As queued_newest, but wait in the worker when busy."""
+def note_what(key, what):
+    """The body of those below: note what it was called with."""
     note(key, "what", what=what)
     return work(key)
 
 
-@single_instance_task(
-    key="{key}",
+# As queued_newest, but wait in the worker when busy.
+queued_newest_waiting = working(
+    "queued_newest_waiting",
+    unique_queued="newest",
+    on_conflict="wait",
+    wait=60,
+    acks_late=True,
+    body=note_what,
+)
+# As queued_newest, but have Celery retry when busy, or without Redis.
+queued_newest_raising = working(
+    "queued_newest_raising",
     unique_queued="newest",
     on_conflict="raise",
     autoretry_for=(LockTimeout, LockUnavailable),
     retry_kwargs={"countdown": 0.1, "max_retries": None},
     acks_late=True,
+    body=note_what,
 )
-def queued_newest_raising(key: str, what: str) -> str:
-    """As queued_newest, but have Celery retry when busy, or without Redis."""
-    note(key, "what", what=what)
-    return work(key)
 
 
 def plead(conflict):
@@ -409,11 +335,10 @@ def plead(conflict):
     raise conflict.task.retry(countdown=0.1, max_retries=None)
 
 
-@single_instance_task(key="{key}", unique_queued="newest", on_conflict=plead)
-def queued_newest_pleading(key: str, what: str) -> str:
-    """As queued_newest, but call a function when busy, which retries."""
-    note(key, "what", what=what)
-    return work(key)
+# As queued_newest, but call a function when busy, which retries.
+queued_newest_pleading = working(
+    "queued_newest_pleading", unique_queued="newest", on_conflict=plead, body=note_what
+)
 
 
 def wait_for_leave(conflict):
@@ -423,10 +348,8 @@ def wait_for_leave(conflict):
     return "skipped"
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict=wait_for_leave)
-def queued_leaving(key: str, **how: Any) -> str:
-    """Wait in the queue once; call a function when busy, which takes its time."""
-    return work(key, **how)
+# Wait in the queue once; call a function when busy, which takes its time.
+queued_leaving = working("queued_leaving", unique_queued=True, on_conflict=wait_for_leave)
 
 
 def by_type(key, what):
@@ -460,16 +383,10 @@ def queued_fickle(key: str, what: Any) -> str:
     return work(key)
 
 
-@single_instance_task(key="{key}", unique_queued=True, queued_ttl=6)
-def queued_briefly(key: str, **how: Any) -> str:
-    """Wait in the queue once, for six seconds."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True, expires=6)
-def queued_perishable(key: str, **how: Any) -> str:
-    """Wait in the queue once, in a message that expires after six seconds."""
-    return work(key, **how)
+# Wait in the queue once, for six seconds.
+queued_briefly = working("queued_briefly", unique_queued=True, queued_ttl=6)
+# Wait in the queue once, in a message that expires after six seconds.
+queued_perishable = working("queued_perishable", unique_queued=True, expires=6)
 
 
 class Order:
@@ -498,9 +415,8 @@ class Refusing(Task):
         raise ValueError("as asked")
 
 
-@single_instance_task(base=Refusing, key="{key}", unique_queued=True)
-def queued_refusing(key: str) -> None:
-    """Wait in the queue once, and fail before the run."""
+# Wait in the queue once, and fail before the run.
+queued_refusing = working("queued_refusing", base=Refusing, unique_queued=True)
 
 
 @single_instance_task(base=Refusing, key="{key}", unique_queued="newest", acks_late=True)
@@ -516,9 +432,8 @@ class Ignoring(Task):
         raise Ignore
 
 
-@single_instance_task(base=Ignoring, key="{key}", unique_queued=True)
-def queued_ignoring(key: str) -> None:
-    """Wait in the queue once, and end before the run."""
+# Wait in the queue once, and end before the run.
+queued_ignoring = working("queued_ignoring", base=Ignoring, unique_queued=True)
 
 
 class Rejecting(Task):
@@ -529,9 +444,8 @@ class Rejecting(Task):
         raise Reject("as asked", requeue=True)
 
 
-@single_instance_task(base=Rejecting, key="{key}", unique_queued=True)
-def queued_rejecting(key: str) -> None:
-    """Wait in the queue once, and be lost before the run."""
+# Wait in the queue once, and be lost before the run.
+queued_rejecting = working("queued_rejecting", base=Rejecting, unique_queued=True)
 
 
 class Exiting(Task):
@@ -542,14 +456,12 @@ class Exiting(Task):
         raise SystemExit
 
 
-@single_instance_task(base=Exiting, key="{key}", unique_queued=True)
-def queued_exiting(key: str) -> None:
-    """Wait in the queue once, and be lost with the process before the run."""
-
-
-@single_instance_task(base=Exiting, key="{key}", unique_queued=True, acks_late=True)
-def queued_exiting_late(key: str) -> None:
-    """As queued_exiting, but the message is still at the broker."""
+# Wait in the queue once, and be lost with the process before the run.
+queued_exiting = working("queued_exiting", base=Exiting, unique_queued=True)
+# As queued_exiting, but the message is still at the broker.
+queued_exiting_late = working(
+    "queued_exiting_late", base=Exiting, unique_queued=True, acks_late=True
+)
 
 
 class Answering(Task):
@@ -560,9 +472,8 @@ class Answering(Task):
         return "answered"
 
 
-@single_instance_task(base=Answering, key="{key}", unique_queued=True)
-def queued_answering(key: str) -> None:
-    """Wait in the queue once, and have a result before the run."""
+# Wait in the queue once, and have a result before the run.
+queued_answering = working("queued_answering", base=Answering, unique_queued=True)
 
 
 @single_instance_task(key="{key}:{parts}", unique_queued=True)
@@ -571,58 +482,29 @@ def queued_parts(key: str, parts: tuple[int, ...]) -> str:
     return work(key)
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", acks_late=True)
-def queued_retrying(key: str, **how: Any) -> str:
-    """Wait in the queue once; come back when busy."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=10)
-def queued_retrying_briefly(key: str, **how: Any) -> str:
-    """As queued_retrying, if something is heard of it within ten seconds."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", conflict_deadline=6)
-def queued_hurried(key: str, **how: Any) -> str:
-    """As queued_retrying, for six seconds."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="wait", wait=20)
-def queued_waiting(key: str, **how: Any) -> str:
-    """Wait in the queue once; wait in the worker when busy."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="wait", wait=0.2)
-def queued_impatient(key: str, **how: Any) -> str:
-    """Wait in the queue once; wait a moment in the worker when busy."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="raise")
-def queued_raising(key: str, **how: Any) -> str:
-    """Wait in the queue once; fail when busy."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", unique_queued=True, on_unavailable="retry")
-def queued_hopeful(key: str, **how: Any) -> str:
-    """Wait in the queue once; come back when Redis does not answer."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", on_unavailable="retry")
-def hopeful(key: str, **how: Any) -> str:
-    """Come back when Redis does not answer."""
-    return work(key, **how)
-
-
-@single_instance_task(key="{key}", on_unavailable="run")
-def careless(key: str, **how: Any) -> str:
-    """Run without a lock when Redis does not answer."""
-    return work(key, **how)
+# Wait in the queue once; come back when busy.
+queued_retrying = working(
+    "queued_retrying", unique_queued=True, on_conflict="retry", acks_late=True
+)
+# As queued_retrying, if something is heard of it within ten seconds.
+queued_retrying_briefly = working(
+    "queued_retrying_briefly", unique_queued=True, on_conflict="retry", queued_ttl=10
+)
+# As queued_retrying, for six seconds.
+queued_hurried = working(
+    "queued_hurried", unique_queued=True, on_conflict="retry", conflict_deadline=6
+)
+# Wait in the queue once; wait in the worker when busy.
+queued_waiting = working("queued_waiting", unique_queued=True, on_conflict="wait", wait=20)
+# Wait in the queue once; wait a moment in the worker when busy.
+queued_impatient = working("queued_impatient", unique_queued=True, on_conflict="wait", wait=0.2)
+# Wait in the queue once; fail when busy.
+queued_raising = working("queued_raising", unique_queued=True, on_conflict="raise")
+# Wait in the queue once; come back when Redis does not answer.
+queued_hopeful = working("queued_hopeful", unique_queued=True, on_unavailable="retry")
+hopeful = working("hopeful", on_unavailable="retry")  # Come back when Redis does not answer.
+# Run without a lock when Redis does not answer.
+careless = working("careless", on_unavailable="run")
 
 
 @single_instance_task(key="{key}", ttl=9, abort_on_lost=True)
@@ -691,18 +573,18 @@ def polling(self: Task, key: str, times: int, headers: bool = False) -> str:
     return work(key)
 
 
-@single_instance_task(key="{key}", min_hold=4)
-def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
+def draw(key, noon, seconds=0.02):
     """Draw."""
     note(key, "draw", noon=noon)
     time.sleep(seconds)
     return noon
 
 
-@single_instance_task(key="{key}", ttl=6, min_hold=30, acks_late=True)
-def draw_late(key: str, **how: Any) -> str:
-    """Draw; acknowledged when it is done."""
-    return work(key, **how)
+lottery = working("lottery", min_hold=4, body=draw)
+
+
+# Draw; acknowledged when it is done.
+draw_late = working("draw_late", ttl=6, min_hold=30, acks_late=True)
 
 
 # Beat sends it ten times a second. A result that Celery keeps unsubscribes in its destructor, where
@@ -713,12 +595,8 @@ def at_noon(key: str) -> None:
     note(key, "draw")
 
 
-@single_instance_task(key="{key}")
-def hasty_lottery(key: str, noon: int, seconds: float = 0.02) -> int:
-    """Draw, under a lock that is free again as soon as the draw is done."""
-    note(key, "draw", noon=noon)
-    time.sleep(seconds)
-    return noon
+# Draw, under a lock that is free again as soon as the draw is done.
+hasty_lottery = working("hasty_lottery", body=draw)
 
 
 @shared_task

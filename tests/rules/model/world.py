@@ -157,9 +157,6 @@ class State(NamedTuple):
         return self.time * TICK
 
 
-Move = tuple[str, State]
-
-
 class World:
     """The rules of what may happen."""
 
