@@ -156,7 +156,6 @@ def test_a_holder_does_not_mind_when_its_wall_clock_is_set(seconds, shift_clock,
     # min_hold counts from the grant, by the server's clock.
     seen = held.get("lottery")
     assert seen.state == "cooling"
-    assert seen.expires_in is not None
     assert 60 - (time.monotonic() - began) - 0.1 < seen.expires_in < 60
 
 
@@ -166,7 +165,6 @@ def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(locks, server
         with distributed_lock("lottery", min_hold=60):
             server.shift_clock(-3600)
         seen = held.get("lottery")
-        assert seen.expires_in is not None
         assert seen.expires_in <= 60
 
 
