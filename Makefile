@@ -64,6 +64,8 @@ demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has
 	@exec $(BIN)/python -m example_project.embedded_server stop
 
 test: $(VENV)/test ## Run the tests but the heavy ones (ARGS=--everywhere: all, in every place; ARGS=--permits: all, each lock one of two permits)
+	@# Before there are compiled tests, each process would compile all of them.
+	@test -e tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 	@exec $(PYTEST) $(or $(ARGS),$(HEAVY:%=--ignore=%))
 
 test-heavy: JOBS = 4

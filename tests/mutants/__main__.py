@@ -142,13 +142,13 @@ class Copy:
         source, seconds = copied.read_text(), 0.0
         for number, tests in enumerate(ROOMS[room_of(case.path)][: 1 if self._quick else None]):
             suite = self._suite(tests)
-            _write(copied, case.mutant.applied_to(source))
+            write(copied, case.mutant.applied_to(source))
             try:
                 run = suite.run(file)
                 seconds += run.seconds
                 # A test that waits may have failed since the machine is busy.
                 if run.failed and tests.processes > 1:
-                    run = suite.run(file, only=run.failed)
+                    run = suite.run(file, only=[run.failed[0][0]])
                     seconds += run.seconds
                 # What is carried out at import is noticed by those who import the mutant.
                 if run.passed is None or (run.passed and not number and file.suffix == ".py"):
@@ -157,7 +157,7 @@ class Copy:
                         run = anew.run()
                     seconds += _seconds_of_children() - before
             finally:
-                _write(copied, source)
+                write(copied, source)
             if not run.passed:
                 return Trial(True, seconds)
         return Trial(False, seconds)
@@ -168,7 +168,7 @@ class Copy:
             run = suite.run()
             if not run.passed:
                 told = " ".join(tests.arguments)
-                sys.exit(f"tests fail without any mutant: {told}\n{run.failed}\n{run.told}")
+                sys.exit(f"tests fail without any mutant: {told}\n{run.failed}")
         return self._suites[tests]
 
 
@@ -193,10 +193,10 @@ class Suite:
     def __exit__(self, *_):
         self.close()
 
-    def run(self, mutated=None, *, only=""):
-        """Run the tests, or one of them, with the mutant that stands in a file."""
+    def run(self, mutated=None, *, only=(), goes_on=False):
+        """Run the tests, or some of them, with the mutant that stands in a file."""
         processes = 1 if only else self._processes
-        question = json.dumps([processes, mutated and str(mutated), only])
+        question = json.dumps([processes, mutated and str(mutated), only, goes_on])
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -218,8 +218,7 @@ class Run(NamedTuple):
 
     passed: bool | None  # None if the mutant could not be put in place.
     seconds: float  # Of processor time.
-    failed: str = ""  # The test.
-    told: str = ""
+    failed: list[list[str]] | tuple[()] = ()  # Tests, each with how.
 
 
 class Trial(NamedTuple):
@@ -235,7 +234,8 @@ def _seconds_of_children():
     return used.ru_utime + used.ru_stime
 
 
-def _write(file, source):
+def write(file, source):
+    """Write a source that Python compiles anew."""
     second = file.stat().st_mtime // 1 + 1
     file.write_text(source)
     # By its second and its length, Python knows whether it has compiled a file already.
@@ -283,12 +283,12 @@ def cases_of(patterns):
     for file in dict.fromkeys(file for room in ROOMS for file in sorted(PACKAGE.glob(room))):
         path = file.relative_to(PACKAGE)
         if any(map(path.match, patterns)):
-            found += _cases(str(path), file)
+            found += cases_of_file(str(path))
     return found
 
 
-def _cases(path, file):
-    seen = Counter()
+def cases_of_file(path):
+    file, seen = PACKAGE / path, Counter()
     source = file.read_text()
     for mutant in mutants_of(file):
         was = _lines(source, mutant.at, mutant.old)

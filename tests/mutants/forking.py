@@ -4,12 +4,11 @@ A fork costs next to nothing, so a mutant costs no more than the tests until one
 shortest come first. Tests that mostly wait are shared out to several forks.
 
 The program is started in the folder to be tested, with the arguments of pytest. It reads each run
-as a line of JSON: how many processes, the file to which a mutant has been written, or null, and the
-only test to run, or "". It answers with a line: whether the tests passed, null if the mutant could
-not be put in place; the seconds of processor time that it took; and which test has failed, and how.
+as a line of JSON: how many processes, the file to which a mutant has been written, or null, the
+only tests to run, or none for all, and whether to go on after a failure. It answers with a line:
+whether the tests passed, null if the mutant could not be put in place; the seconds of processor
+time that it took; and each test that has failed, with how.
 """
-
-from __future__ import annotations
 
 import gc
 import importlib.util
@@ -45,7 +44,7 @@ class Forking:
         self._told = TemporaryFile("a+b")  # noqa: SIM115 - forks write to it.
         self._took = {}  # Seconds, by test.
         self._sources = {}  # As they were collected.
-        self._is_fork = False
+        self._is_fork = self._goes_on = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
@@ -59,12 +58,13 @@ class Forking:
         gc.freeze()
         most = None
         for line in self._questions:
-            processes, mutated, only = json.loads(line)
+            processes, mutated, only, goes_on = json.loads(line)
             before = _seconds()
             self._told.seek(0)
             self._told.truncate()
             child = os.fork()
             if not child:
+                self._goes_on = goes_on
                 self._run(session, processes, mutated, only, functions, most)
             try:
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -78,9 +78,9 @@ class Forking:
                 for durations, _ in told:
                     self._took.update(durations)
                 session.items.sort(key=lambda item: self._took.get(item.nodeid, 0.0))
-            passed = None if status == NOT_IN_PLACE else status == 0
-            failed = next((failed for _, failed in told if failed), ["", ""])
-            print(json.dumps([passed, took, *failed]), file=self._answers, flush=True)
+            failed = [failed for _, failed in told if failed]
+            passed = None if status == NOT_IN_PLACE else status == 0 and not failed
+            print(json.dumps([passed, took, failed]), file=self._answers, flush=True)
         return True
 
     def _run(self, session, processes, mutated, only, functions, most):
@@ -93,7 +93,7 @@ class Forking:
             if mutated is not None:
                 self._put_in_place(Path(mutated), functions)
             if only:
-                session.items[:] = [item for item in session.items if item.nodeid == only]
+                session.items[:] = [item for item in session.items if item.nodeid in only]
             if processes == 1 or self._is_part(session, processes):
                 session.config.hook.pytest_runtestloop(session=session)
                 self._tell(self._took)
@@ -117,7 +117,8 @@ class Forking:
     def pytest_runtest_logreport(self, report):
         if report.failed:
             self._tell({}, report)
-            os._exit(1)
+            if not self._goes_on:
+                os._exit(1)
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
 
     def _tell(self, took, failed=None):

@@ -1,7 +1,5 @@
 """What is changed in a file to see whether tests notice, and what is said of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
