@@ -47,7 +47,7 @@ from django_redislock.holder import Activity, busy_with, current_activity
 from django_redislock.humanize import duration
 from tests.support.calls import counted_calls
 from tests.support.celery_app import EAGER, celery_app, current
-from tests.support.processes import python, say
+from tests.support.processes import say
 
 _names = count(1)
 
@@ -1093,30 +1093,6 @@ class TestRefusedAtImport:
 
             class Draw(SingleInstanceTask):
                 async def run(self): ...
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # Without a cache it takes a minute of processor time.
-def test_to_a_type_checker_it_is_a_task(tmp_path):
-    pytest.importorskip("mypy_django_plugin")  # django-stubs, and with it mypy.
-    program = tmp_path / "program.py"
-    program.write_text("""
-from django_redislock import single_instance_task
-
-@single_instance_task
-def tidy() -> None: ...
-
-@single_instance_task(30, key="lottery:{draw_id}", bind=True, acks_late=True)
-def draw(self: object, draw_id: int) -> int:
-    return draw_id
-
-tidy.delay()
-draw.apply_async((7,), countdown=3)
-draw.s(7)
-draw(7)
-single_instance_task(limit="3")  # type: ignore[call-overload]
-""")
-    python("-m", "mypy", "--strict", str(program), timeout=580)
 
 
 def count_calls_of_a_run():
