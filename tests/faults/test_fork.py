@@ -203,14 +203,14 @@ def reasons_not_to_lock():
 
 
 def test_a_fork_amid_the_first_acquire_of_a_thread_does_not_hang_the_child(locks, monkeypatch):
-    def dumps(*args, **kwargs):
+    def encode(owner):
         if threading.current_thread() is not threading.main_thread():
             is_amid.set()
             is_over.wait(HUNG)
-        return json.dumps(*args, **kwargs)
+        return json.dumps(owner)
 
     is_amid, is_over = threading.Event(), threading.Event()
-    monkeypatch.setattr(stored, "json", SimpleNamespace(dumps=dumps, loads=json.loads))
+    monkeypatch.setattr(stored, "_encoder", SimpleNamespace(encode=encode))
     thread = in_thread(take)
     assert is_amid.wait(HUNG)  # It writes down who it is, which it does once.
     try:
