@@ -72,7 +72,7 @@ OF_CONNECTIONS = of(
 )
 OF_TASKS = of(
     *(f"celery/test_{name}" for name in ("task", "line", "queued", "limit", "give_up")),
-    *(f"operations/test_{name}" for name in ("held", "task_runs", "records_kept", "timeline")),
+    *(f"operations/test_{name}" for name in ("held", "task_runs", "records_kept", "last_hour")),
     only="test",
     processes=4,
 )
@@ -81,8 +81,8 @@ OF_SCRIPTS = of(
     "contract/test_replicas",
     only="_scripts or ring_does_not_reach or only_who_accepts",
 )
-SCRIPTS_OF_TASKS = ("announce", "finish", "finished", "leave_line", "requeue", "retract", "runs")
-SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "start", "_past", "_runs", "_task_of")
+SCRIPTS_OF_TASKS = ("announce", "finish", "leave_line", "requeue", "retract", "runs")
+SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "forget_start", "_past", "_runs", "_task_of")
 SCRIPTS_OF_TASKS += ("calls", "count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
@@ -90,11 +90,8 @@ ROOMS = {
     "rules/f*.py": (*of_rules("forms", "flows"), MODEL),
     "rules/lease_state.py": (*of_rules("lease_state", "flows"), MODEL),
     "rules/[kn]*.py": of_rules("names"),
-    **{
-        f"rules/{name}.py": of_rules(name)
-        for name in ("circles", "joint_state", "limit", "together")
-    },
-    "rules/*.py": of_rules("flows", "replies", "stored", "steps", "circles"),
+    "rules/circles.py": of_rules("circles"),
+    "rules/*.py": of_rules("flows", "replies", "stored", "steps", "together"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
     "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
     "backends/redis/checking.py": (OF_SETTINGS, ON_ONE_SERVER),

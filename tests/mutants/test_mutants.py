@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests import ROOT
 from tests.mutants import __main__ as program
 from tests.mutants.mutating import mutants_of
 
@@ -134,3 +135,16 @@ def test_each_survivor_that_is_explained_is_a_mutant():
     mutants = {case.key for case in program.cases_of(paths or ["-"])}
     assert [key for key in explained if key not in mutants] == []
     assert all(explained.values())
+
+
+def test_each_file_that_a_room_names_is_there():
+    """Else the tests of the room fail without any mutant, and it cannot be tried."""
+    named = {
+        argument
+        for runs in program.ROOMS.values()
+        for one in runs
+        for argument in one.arguments
+        if argument.startswith("tests/")
+    }
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert [room for room in program.ROOMS if not any(program.PACKAGE.glob(room))] == []
