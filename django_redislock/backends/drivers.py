@@ -220,14 +220,21 @@ async def to_its_end(
         del future, put_off  # See _first_step().
 
 
-def start_in_thread(work: Callable[[], Result], name: str) -> Future[Result]:
+def start_in_thread(
+    work: Callable[[], Result], name: str, outcome: Future[Result] | None = None
+) -> Future[Result]:
     """The outcome of *work*, which a thread of its own does.
 
     It is a daemon: if it hangs, it does not keep the process from its end. An event loop's executor
-    may have no thread free, and none at all while the interpreter ends.
-    """
-    outcome: Future[Result] = Future()
+    may have no thread free, and none at all while the interpreter ends. If there are no more
+    threads, this one does the work now.
 
+    Args:
+        work: What is to be done.
+        name: That of the thread.
+        outcome: The future of the outcome, if others have it already.
+    """
+    outcome = Future() if outcome is None else outcome
     try:
         process.start(threading.Thread(target=_do, args=(work, outcome), name=name, daemon=True))
     except RuntimeError:  # No more threads, or the interpreter is shutting down.

@@ -1,11 +1,13 @@
 """Which node of a cluster is believed about who keeps a lock, when nodes say different things."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 from redis import exceptions as redis_errors
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
+from django_redislock import process
 from django_redislock.backends.cluster import slots
 from django_redislock.backends.cluster.node import NoCluster, read_slot_map
 from django_redislock.backends.redis.calling import trouble_of
@@ -202,3 +204,32 @@ def test_if_no_node_knows_who_keeps_a_lock_they_are_asked_again():
         talk.owner_node()
     talk.said[B] = C
     assert talk.owner_node() == C
+
+
+def test_without_more_threads_an_inquiry_keeps_nobody_from_the_known_nodes(monkeypatch):
+    """The thread that wants to know asks by itself, and others do not wait for that."""
+    talk = Talk(A=A, B=C)
+    assert talk.owner_node() == A
+    asking, go_on = threading.Event(), threading.Event()
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    def slot_map_of(*args):
+        asking.set()
+        assert go_on.wait(HUNG)
+        raise TimeoutError
+
+    monkeypatch.setattr(process, "start", start)
+    monkeypatch.setattr(slots, "_slot_map_of", slot_map_of)
+    inquirer = threading.Thread(target=talk.lose, args=(A,))
+    inquirer.start()
+    try:
+        assert asking.wait(HUNG)
+        moved = threading.Thread(target=talk.slots.node, args=(SimpleNamespace(address=B),))
+        moved.start()
+        moved.join(HUNG / 2)
+        assert not moved.is_alive()
+    finally:
+        go_on.set()
+        inquirer.join()

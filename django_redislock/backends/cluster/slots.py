@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from copy import copy
 from typing import TYPE_CHECKING
@@ -30,7 +31,6 @@ from django_redislock.rules.keys import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
 
     from django_redislock.backends.cluster.node import Node, Redirection
     from django_redislock.backends.redis.dialing import Dialer
@@ -202,11 +202,16 @@ class Slots:
     def _inquire(self) -> Future[None] | None:
         """The inquiry that is under way, or else a new one; None if one has just ended."""
         with self._lock:
-            if self._inquiry is None or self._inquiry.done():
-                if clock.now() < self._asked_at + SOONEST and self._owner_nodes:
-                    return None
-                self._inquiry = start_in_thread(self._ask, "redislock-cluster")
-            return self._inquiry
+            if self._inquiry is not None:
+                return self._inquiry
+            if clock.now() < self._asked_at + SOONEST and self._owner_nodes:
+                return None
+            inquiry = self._inquiry = Future()
+        try:  # Not with the lock held: if there are no more threads, this one asks.
+            return start_in_thread(self._ask, "redislock-cluster", inquiry)
+        except BaseException:  # A signal handler raised it: maybe no thread asks; none may wait.
+            self._inquiry = None
+            raise
 
     def _ask(self) -> None:
         try:
