@@ -109,7 +109,8 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         is_shown = {"alias": False, "where": False}
         with suppress(ImproperlyConfigured):
             known = conf.aliases()
-            is_shown = {"alias": len(known) > 1, "where": any(map(held.tells_where, known))}
+            is_shown["alias"] = len(known) > 1
+            is_shown["where"] = any(map(held.tells_where, known))
         return [column for name, column in COLUMNS.items() if is_shown.get(name, True)]
 
     def changelist_view(

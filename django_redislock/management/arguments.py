@@ -223,7 +223,7 @@ ACTS = {
         },
     ),
     "pause": Act(
-        "Keep a lock from everybody for a while: runs are skipped as held, and name the operator"
+        "Keep a lock from everybody for a while: runs are skipped as paused, and name the operator"
         " and the reason. A run that holds it goes on to its end; then the pause begins.",
         {
             **OF_PAUSE,

@@ -383,6 +383,12 @@ def test_locks_of_all_aliases_are_shown(operator, settings):
         assert operator.get(detail("prizes", "other")).status_code == 200
 
 
+def test_an_alias_with_a_mistake_does_not_hide_which_alias_a_lock_is_of(operator, settings):
+    settings.REDISLOCK = {**settings.REDISLOCK, "wrong": {"LOCATION": "localhost"}}
+    with held_by("lottery"):
+        assert "column-alias" in operator.get(LIST).content.decode()
+
+
 def test_one_alias_that_is_down_does_not_hide_the_others(operator, settings):
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": one, "down": {"LOCATION": "redis://127.0.0.1:1/0"}}
