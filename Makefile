@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-heavy test-quick matrix corners coverage mutants jepsen simulate interleavings bench docs lint types imports dist clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-heavy test-quick neighbours matrix corners coverage mutants jepsen simulate interleavings bench docs lint types imports dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,11 +66,15 @@ demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has
 test: $(VENV)/test ## Run the tests but the heavy ones (ARGS=--everywhere: all, in every place; ARGS=--permits: all, each lock one of two permits)
 	@# Before there are compiled tests, each process would compile all of them.
 	@test -e tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
-	@exec $(PYTEST) $(or $(ARGS),$(HEAVY:%=--ignore=%))
+	@exec $(PYTEST) $(or $(ARGS),$(HEAVY:%=--ignore=%) --ignore=tests/neighbours)
 
 test-heavy: JOBS = 4
 test-heavy: $(VENV)/test ## Run the tests that keep a processor busy: demo, browsers, the site, packages, the model
 	@exec $(PYTEST) $(HEAVY) $(ARGS)
+
+neighbours: JOBS = 4
+neighbours: $(VENV)/neighbours ## Run the package beside PgBouncer, pools, tenants, other schedulers and web servers
+	@exec $(PYTEST) tests/neighbours $(ARGS)
 
 test-quick: JOBS = 6# To begin costs each of them as much as its tests.
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
@@ -130,7 +134,7 @@ clean: ## Remove the environment and what the tools have left
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The empty file $(VENV)/EXTRA says that the extra is installed as setup.cfg has it now.
-$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/dist $(VENV)/docs $(VENV)/lint $(VENV)/matrix: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
+$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/dist $(VENV)/docs $(VENV)/lint $(VENV)/matrix $(VENV)/neighbours: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing django_redislock[$*] into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -1,0 +1,1 @@
+"""Real libraries and services that stand beside the package: `make neighbours`."""
