@@ -21,6 +21,7 @@ from django_redislock.celery.message import (
     acks_late,
     carried,
     carry,
+    of_others,
     queue_of,
     seconds_left,
     visibility_timeout,
@@ -51,8 +52,12 @@ _EMBEDDED = ("callbacks", "errbacks", "chain", "chord")  # In the body, beside t
 # Here RabbitMQ notes where a message has been. It would take them for a circle.
 _OF_RABBITMQ = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
 
+# A property, in a worker only: the message had headers within its headers.
+_HAD_NESTED = "redislock_nested"
+
 # Properties that each message gets anew when it is published.
 _MADE_ANEW = {
+    _HAD_NESTED,
     *("content_type", "content_encoding", "application_headers", "expiration"),
     *("delivery_info", "delivery_tag", "body_encoding"),
 }
@@ -77,6 +82,8 @@ def publish_again(task: Task, countdown: float, *, expires: Any) -> None:
     others = request.headers or {}  # Not Celery's; ours is among them.
     headers |= {name: others[name] for name in others if not name.startswith(_OF_RABBITMQ)}
     had = request.properties or {}
+    if had.get(_HAD_NESTED):
+        headers["headers"] = dict(others)
     properties = {name: value for name, value in had.items() if name not in _MADE_ANEW}
     properties.setdefault("priority", None)  # Else kombu says 0.
     if expires is not None:
@@ -131,14 +138,22 @@ def _destination(task: Task, countdown: float) -> dict[str, Any]:
     return {"queue": Queue(routing_key), "declare": []}  # type: ignore[no-untyped-call]
 
 
-def _keep_content_type(request: Any = None, **kwargs: Any) -> None:
-    """In a worker, for each message: keep its content type, which Celery does not tell the task."""
+def _keep(request: Any = None, **kwargs: Any) -> None:
+    """In a worker, for each message: keep what Celery does not tell the task.
+
+    That is its content type. And if tracers such as Sentry's put headers into a second dictionary
+    among the headers, Celery tells the task those alone.
+    """
     if hasattr(request.task, "single_instance_options"):
         said = request.request_dict
-        said["properties"] = {**said["properties"], "content_type": request.content_type}
+        kept = {"content_type": request.content_type}
+        if isinstance(nested := said.get("headers"), dict):
+            kept[_HAD_NESTED] = True
+            said["headers"] = {**nested, **of_others(said)}
+        said["properties"] = {**said["properties"], **kept}
 
 
-task_received.connect(_keep_content_type, dispatch_uid="django_redislock.again")
+task_received.connect(_keep, dispatch_uid="django_redislock.again")
 
 
 # --- the line of deferred runs: each has its position, and comes back shortly before its turn -----

@@ -9,6 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from celery._state import get_current_worker_task  # As Celery.current_worker_task, for any app.
+from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.signals import task_postrun, task_prerun, worker_init
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 #                 starts
 HEADER = "redislock"
 
+# What Celery writes among the headers of a message, and in a worker adds to them.
+_OF_CELERY = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"}
+
 # Seconds after which a broker delivers an unacknowledged message again, if it is not configured.
 # It is 1800 for SQS; RabbitMQ closes the connection after 1800.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
@@ -53,6 +57,16 @@ def carried(headers: Mapping[str, Any] | None) -> dict[str, Any]:
     """The dictionary that a message with these headers carries; see HEADER."""
     found = (headers or {}).get(HEADER)
     return dict(found) if isinstance(found, dict) else {}
+
+
+def carried_by(request: Any) -> dict[str, Any]:
+    """What the message carries of a request that has ended before defer._keep() could see it."""
+    return carried(request.headers) or carried(vars(request))
+
+
+def of_others(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a message's headers that are not Celery's, as Celery tells them from its own."""
+    return {name: value for name, value in headers.items() if name not in _OF_CELERY}
 
 
 def carrying(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:

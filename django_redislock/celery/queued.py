@@ -28,6 +28,7 @@ from django_redislock.celery.message import (
     HEADER,
     acks_late,
     carried,
+    carried_by,
     carrying,
     seconds_left,
     shows_results,
@@ -375,7 +376,7 @@ def _retract_unstarted(
 ) -> None:
     """In a worker: a message has expired, or was revoked, before it started; or else it *fails*."""
     ours = hasattr(sender, "single_instance_options")
-    if ours and (name := carried(request.headers).get("queued")):
+    if ours and (name := carried_by(request).get("queued")):
         retract(sender, name, request.id, keep=_kept_for(sender) if fails else 0.0)
 
 

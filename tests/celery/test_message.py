@@ -172,6 +172,34 @@ def test_what_another_program_has_published_says_what_it_said(own_stage):
 
 
 @pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
+def test_headers_that_a_tracer_nests_hide_no_others_and_stay_nested(own_stage):
+    """Sentry's and Datadog's do it, and Celery then shows a task the nested ones alone."""
+    seen, key, queue = [], own_stage.key(), new_queue(own_stage)
+
+    @own_stage.app.task(
+        base=SingleInstanceTask,
+        ignore_result=True,
+        name=own_stage.key(),
+        single_instance={"key": "{key}", "unique_queued": True, "on_conflict": "retry"},
+    )
+    def load(key: str) -> None:
+        seen.append(load.request.headers)
+
+    headers = {"tenant": "one", "headers": {"trace": "2"}}
+
+    def call():
+        return load.apply_async((key,), queue=queue, headers=headers)
+
+    assert [call().published, call().published] == [True, False]
+    _, second = deferred(own_stage, key, queue)
+    assert second.headers["tenant"] == "one"
+    assert second.headers["headers"]["trace"] == "2"
+    execute(own_stage, second)
+    assert [(one["tenant"], one["trace"]) for one in seen] == [("one", "2")]
+    assert call().published  # The run has retracted the first one.
+
+
+@pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
 def test_a_retry_shows_no_more_of_the_arguments_than_the_caller_did(own_stage):
     @own_stage.app.task(
         base=SingleInstanceTask, bind=True, ignore_result=True, name=own_stage.key()
