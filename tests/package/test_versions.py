@@ -59,7 +59,7 @@ def test_the_classifiers_name_the_versions_that_were_run():
     newest = {row[0]: row[2] for row in table("What it needs")}
     assert (pythons[0], djangos[0]) == (oldest()["Python"], oldest()["Django"])
     assert (pythons[-1], djangos[-1]) == (newest["Python"], newest["Django"])
-    assert [row[0] for row in table("What was run")] == pythons
+    assert [row[0] for row in table("Pythons and libraries")] == pythons
 
 
 def test_the_matrix_has_no_versions_of_its_own():

