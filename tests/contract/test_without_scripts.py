@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import Any
 
 import pytest
+import redis
 
 from django_redislock import (
     LockLost,
@@ -21,6 +22,7 @@ from django_redislock import (
 )
 from django_redislock.backends import drivers
 from django_redislock.backends.redis import sessions, without_scripts
+from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.steps import Call
@@ -42,11 +44,22 @@ class Client:
         if scripting:
             keys = script.given(self.keys)
             return self.redis.eval(script.source, len(keys), *keys, *script.told(args, ""))
+        return self.perform(script, args)
+
+    def perform(self, script, args, meanwhile=lambda commands: None):
+        """By plain commands; *meanwhile* is called with those of each round trip, before it."""
         connection = self.redis.connection_pool.get_connection()
 
-        def ask(*command):
-            connection.send_command(*command)
-            return connection.read_response()
+        def reply():
+            try:
+                return connection.read_response()
+            except redis.ResponseError as error:
+                return ReplyError(str(error))
+
+        def ask(*commands):
+            meanwhile(commands)
+            connection.send_packed_command(connection.pack_commands(commands))
+            return [reply() for _ in commands]
 
         try:
             return without_scripts.perform(Call(script, "", args, 1.0), self.keys, ask)
@@ -171,42 +184,41 @@ def test_r9_the_fence_grows_whoever_asks_also_after_a_clock_was_set_back(locks):
         client.run(scripts.RELEASE, (MINE,), scripting=scripting)
 
 
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_each_operation_takes_two_round_trips(sequence, locks):
+    client = Client(locks, "lottery")
+    for script, args in SEQUENCES[sequence]:
+        trips = []
+        client.perform(script, args, trips.append)
+        assert len(trips) == 2
+
+
 @pytest.mark.proves("R9")
 def test_r9_the_mark_of_all_names_never_falls_whoever_raises_it_between_read_and_write(locks):
     client, other = Client(locks, "lottery"), Client(locks, "report")
-    connection = locks.redis.connection_pool.get_connection()
     fences = []
 
-    def ask(*command):
-        if command[0] == "MULTI":  # What it decided on is read.
+    def meanwhile(commands):
+        if commands[-1] == ("EXEC",):  # What it decided on is read.
             fences.append(int(other.run(*acquire(OTHERS), scripting=True)))
-        connection.send_command(*command)
-        return connection.read_response()
 
-    script, args = acquire(MINE)
-    fences.insert(0, int(without_scripts.perform(Call(script, "", args, 1.0), client.keys, ask)))
-    locks.redis.connection_pool.release(connection)
+    fences.insert(0, int(client.perform(*acquire(MINE), meanwhile)))
     assert fences == sorted(set(fences))
     assert locks.redis.zscore(client.keys.fence, "last") == fences[-1]
 
 
 def test_a_lock_that_changes_hands_during_every_try_is_no_answer(locks):
     client, tries = Client(locks, "lottery"), []
-    connection = locks.redis.connection_pool.get_connection()
 
-    def ask(*command):
-        if command[0] == "EXEC":  # By then somebody else has had the lock since it was read.
+    def meanwhile(commands):
+        if commands[-1] == ("EXEC",):  # By then somebody else has had the lock since it was read.
             tries.append(client.run(*acquire(OTHERS), scripting=True))
             client.run(scripts.RELEASE, (OTHERS,), scripting=True)
-        connection.send_command(*command)
-        return connection.read_response()
 
-    script, args = acquire(MINE)
     with pytest.raises(ConnectionError, match="changed hands during every try"):
-        without_scripts.perform(Call(script, "", args, 1.0), client.keys, ask)
+        client.perform(*acquire(MINE), meanwhile)
     assert len(tries) == without_scripts.ATTEMPTS
     assert client.redis.get(client.keys.lock) is None
-    locks.redis.connection_pool.release(connection)
 
 
 def test_a_key_without_expiry_is_never_waited_for(locks):

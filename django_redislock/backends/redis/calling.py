@@ -246,17 +246,15 @@ class Caller:
         return refusal is not None
 
     def _call_without_scripts(self, connection: Connection, call: Call, started: float) -> Outcome:
-        def execute(*command: str | bytes | int) -> Any:
-            reply = connection.execute(packed(*command), rest(call.within, started))
-            if isinstance(reply, ReplyError):
-                raise copy(reply)  # Else the frame and the error would refer to each other.
-            return reply
+        def ask(*commands: without_scripts.Command) -> list[Any]:
+            within = rest(call.within, started)
+            return connection.execute_all([packed(*command) for command in commands], within)
 
         sent, acknowledged = clock.now(), 0
         try:
-            self._look_for_scripts(execute)
+            self._look_for_scripts(ask)
             keys = lock_keys(self.prefix, call.name, call.permit)
-            reply = without_scripts.perform(call, keys, execute)
+            reply = without_scripts.perform(call, keys, ask)
             if call.replicas:
                 within = rest(call.within, started)
                 acknowledged = connection.execute(packed(*_wait_for_replicas(call, within)), within)
@@ -266,17 +264,14 @@ class Caller:
             reply = error
         return _outcome(reply, acknowledged, sent)
 
-    def _look_for_scripts(self, execute: without_scripts.Execute) -> None:
+    def _look_for_scripts(self, ask: without_scripts.Ask) -> None:
         """Find out now and then whether scripts are allowed again, for the next calls."""
         now = clock.now()
         if now < self._looks_for_scripts_at:
             return
         self._looks_for_scripts_at = now + LOOK_FOR_SCRIPTS_EVERY
-        try:
-            execute("EVAL", "return 1", 0)
-            execute("EVALSHA", "0" * 40, 0)
-        except ReplyError as error:
-            if not lacks_script(error):
+        for reply in ask(("EVAL", "return 1", 0), ("EVALSHA", "0" * 40, 0)):
+            if isinstance(reply, ReplyError) and not lacks_script(reply):
                 return
         self.scripting, self.scripts_need = True, ""
         logger.warning(

@@ -6,10 +6,10 @@ other. There is no queue: a release wakes no waiter, and waiters come back by bo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
@@ -47,88 +47,133 @@ ATTEMPTS = 32  # Transactions lost to others before the server counts as not ans
 EXACT = 2.0**53  # The same as in lua/_grant.lua.
 SIGHT = 8192  # The same as in lua/_lease.lua.
 
-Execute = Callable[..., Any]  # Runs one command and returns its reply, or raises it, a ReplyError.
-# The commands of a transaction, and the answer, decided by the keys that were read.
-Decision = tuple[list[tuple[str | bytes | int, ...]], Any]
+Command = tuple[str | bytes | int, ...]
+# Sends commands in one go, and returns their replies, among them any ReplyError.
+Ask = Callable[..., list[Any]]
+# The commands that change something, and the answer.
+Decision = tuple[list[Command], Any]
 
 
 class NeedsScripts(ReplyError):
     """The operation is not one of those that plain commands can do."""
 
 
-def perform(step: Call, keys: Keys, execute: Execute) -> Any:
-    """Run an operation, and return what its script would."""
+def told(reply: Any) -> Any:
+    """The reply; an error is raised."""
+    if isinstance(reply, ReplyError):
+        raise copy(reply)  # Else the frame and the error would refer to each other.
+    return reply
+
+
+class Seen(NamedTuple):
+    """What an operation on a permit decides by: replies, each of which may be an error."""
+
+    time: Any
+    last: Any  # The last fence.
+    value: Any  # Of the lock.
+    left: Any  # The ms until it ends; or ENDLESS, or FREE.
+    forced: Any  # The token of the lease that an operator released last.
+
+    @property
+    def us(self) -> int:
+        """Server time."""
+        seconds, us = told(self.time)
+        return int(seconds) * 1_000_000 + int(us)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no lease any more, or one that was not confirmed in time."""
+        lock = read_lock_value(told(self.value))
+        is_late = lock and lock.state == UNCONFIRMED and int(lock.confirm_by) <= self.us // 1000
+        return told(self.left) == FREE or bool(is_late)
+
+    def lease_of(self, token: bytes) -> LockValue | None:
+        """The lease that *token* has; None if it has none, or has released it."""
+        lock = read_lock_value(told(self.value))
+        return lock if lock and lock.token == token and lock.state != COOLING else None
+
+
+def perform(step: Call, keys: Keys, ask: Ask) -> Any:
+    """Run an operation in two round trips, and return what its script would.
+
+    If another client changes the lock between them, it begins anew.
+    """
     args: list[Any] = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
     operation: Callable[..., Decision] = _OPERATIONS.get(step.script.name, _refuse)
     permits = [keys]
     if len(args) > _ARGS.get(step.script.name, len(args)):  # Any permit will do, of so many.
         permits = [keys.of_permit(number) for number in range(1, args.pop() + 1)]
     for _ in range(ATTEMPTS):
-        # Every decision here depends on these keys.
-        execute("WATCH", *[permit.lock for permit in permits])
-        undo = "UNWATCH"
         try:
-            chosen = _chosen(permits, execute, args[0]) if permits[1:] else 0
-            commands, answer = operation(permits[chosen], execute, *args)
-            if permits[1:] and isinstance(answer, bytes):
-                answer += b" %d" % (chosen + 1)
-            if not commands:
-                execute("UNWATCH")
-                return answer
-            execute("MULTI")
-            undo = "DISCARD"
-            for command in commands:
-                execute(*command)
-            if execute("EXEC") is not None:
-                return answer
+            seen = _see(permits, ask)
+            chosen = _chosen(seen, args[0]) if permits[1:] else 0
+            commands, answer = operation(permits[chosen], seen[chosen], *args)
         except ReplyError:
             # In the middle of a transaction, a connection would swallow the next flow's commands.
-            # A refused EXEC has ended the transaction; then its own error matters.
-            with suppress(ReplyError):
-                execute(undo)
+            ask(("DISCARD",), ("UNWATCH",))
             raise
+        if permits[1:] and isinstance(answer, bytes):
+            answer += b" %d" % (chosen + 1)
+        if not commands:
+            ask(("DISCARD",))
+            return answer
+        # A refused command has ended the transaction; then its own error matters.
+        *_, done = map(told, ask(*commands, ("EXEC",)))
+        if done is not None:
+            return answer
     raise ConnectionError("the lock changed hands during every try of a transaction")
 
 
-def _chosen(permits: list[Keys], execute: Execute, token: bytes) -> int:
+def _see(permits: list[Keys], ask: Ask) -> list[Seen]:
+    """What is known of each permit, at the beginning of a transaction."""
+    end = FORCED_VALUE_AT + TOKEN_LENGTH - 1
+    watched, time, last, *of_permits, begun = ask(
+        ("WATCH", *[permit.lock for permit in permits]),
+        ("TIME",),
+        ("ZSCORE", permits[0].fence, "last"),
+        *[("GETRANGE", permit.lock, 0, SIGHT - 1) for permit in permits],
+        *[("PTTL", permit.lock) for permit in permits],
+        *[("GETRANGE", permit.forced, FORCED_VALUE_AT, end) for permit in permits],
+        ("MULTI",),
+    )
+    for reply in (watched, begun):
+        told(reply)
+    count = len(permits)
+    return [Seen(time, last, *of_permits[number::count]) for number in range(count)]
+
+
+def _chosen(seen: list[Seen], token: bytes) -> int:
     """The number, from 0 on, of the permit to ask for: the rules of lua/acquire_permit.lua."""
-    values: list[bytes | None] = execute("MGET", *[permit.lock for permit in permits])
-    mine = (number for number, value in enumerate(values) if _lease_of(token, value or b""))
-    if (number := next(mine, None)) is not None:
-        return number
-    if token_in(values[0] or b"").startswith(PAUSE.encode()):
-        return 0
-    ends: dict[int, float] = {}
-    for number, permit in enumerate(permits):
-        if values[number] is None and not execute("EXISTS", permit.lock):
+    strings = {number: one for number, one in enumerate(seen) if isinstance(one.value, bytes)}
+    for number, one in strings.items():
+        if one.lease_of(token):
             return number
-    for number, permit in enumerate(permits):
-        if values[number] is not None:
-            value, left, us = _read(permit, execute)
-            if _is_over(value, left, us):
-                return number
-            ends[number] = math.inf if left == ENDLESS else left
-    return min(ends, key=lambda number: ends[number], default=0)
+    if 0 in strings and token_in(strings[0].value).startswith(PAUSE.encode()):
+        return 0
+    free = (number for number, one in strings.items() if one.left == FREE)
+    over = (number for number, one in strings.items() if one.is_over)
+    ends = {number: one.left for number, one in strings.items() if one.left != ENDLESS}
+    return next(chain(free, over, sorted(ends, key=ends.__getitem__)), 0)
 
 
-def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
+def _acquire(keys: Keys, seen: Seen, *args: Any) -> Decision:
     request: Any = AcquireArgs(*args)  # Texts are bytes here.
     if request.markers or request.mode == b"pause":
         _refuse()
     ttl = request.ttl
-    value, left, us = _read(keys, execute)
-    if mine := _lease_of(request.token, value):
+    us = seen.us
+    if mine := seen.lease_of(request.token):
         # A late resend must not shorten a longer lease. An unconfirmed grant is never longer.
         only_longer = () if mine.state == UNCONFIRMED else ("GT",)
         confirm = ("SETRANGE", keys.lock, TOKEN_LENGTH, HELD)
         listed = ("ZADD", keys.held, "GT", us // 1000 + ttl, keys.lock)
         return [("PEXPIRE", keys.lock, ttl, *only_longer), confirm, listed], mine.fence
-    if left == ENDLESS:
+    if told(seen.left) == ENDLESS:
         return [], [*EndlessReply(b"endless")]
-    if not _is_over(value, left, us):
-        execute("PEXPIRE", keys.queue, 1, "GT")  # See lua/_absence.lua.
-        return [], [*BusyReply(b"busy", left, value, us // 1000)]
-    last = float(execute("ZSCORE", keys.fence, "last") or 0)
+    if not seen.is_over:
+        unchanged = ("PEXPIRE", keys.queue, 1, "GT")  # See lua/_absence.lua.
+        return [unchanged], [*BusyReply(b"busy", seen.left, seen.value, us // 1000)]
+    last = float(told(seen.last) or 0)
     fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
     lease = LockValue(
         token=request.token,
@@ -141,7 +186,7 @@ def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
         owner=request.owner,
     )
     return [
-        *([("DEL", keys.lock)] if value else []),  # An unconfirmed grant that has lapsed.
+        *([("DEL", keys.lock)] if seen.value else []),  # An unconfirmed grant that has lapsed.
         ("SET", keys.lock, lease.packed, "NX", "PX", ttl),
         # All names share the last fence, and it is not watched: others may have raised it by now.
         ("ZADD", keys.fence, "GT", fence, "last"),
@@ -150,11 +195,10 @@ def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
     ], fence
 
 
-def _renew(keys: Keys, execute: Execute, token: bytes, ttl: int, count: bytes) -> Decision:
-    value, _, us = _read(keys, execute)
-    lease = _lease_of(token, value)
+def _renew(keys: Keys, seen: Seen, token: bytes, ttl: int, count: bytes) -> Decision:
+    lease, us = seen.lease_of(token), seen.us
     if lease is None:
-        return [], _absence(keys, execute, value, token)
+        return _absence(keys, seen, token)
     is_later = read_renewal_count(count) > read_renewal_count(lease.renewals)
     newest = lease.state == UNCONFIRMED or is_later
     # Else it was sent twice, or a later renewal has overtaken it, and may have asked for more.
@@ -170,14 +214,13 @@ def _renew(keys: Keys, execute: Execute, token: bytes, ttl: int, count: bytes) -
 
 
 def _release(
-    keys: Keys, execute: Execute, token: bytes, min_hold: int = 0, fence: bytes = b""
+    keys: Keys, seen: Seen, token: bytes, min_hold: int = 0, fence: bytes = b""
 ) -> Decision:
-    value, _, us = _read(keys, execute)
-    lease = _lease_of(token, value)
+    lease, us = seen.lease_of(token), seen.us
     if lease is None or fence not in {b"", lease.fence}:
         # A resend finds that the first try has started the cooling.
-        cooling = token_in(value) == token
-        return [], RELEASED if cooling else _absence(keys, execute, value, token)
+        cooling = token_in(seen.value) == token
+        return ([], RELEASED) if cooling else _absence(keys, seen, token)
     left = min(int(lease.since) + min_hold - us // 1000, min_hold)
     if left <= 0:
         return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)], RELEASED
@@ -188,23 +231,21 @@ def _release(
     ], RELEASED
 
 
-def _conclude(keys: Keys, execute: Execute, *args: Any) -> Decision:
+def _conclude(keys: Keys, seen: Seen, *args: Any) -> Decision:
     token, _, min_hold, once, _, _, _, recognised_for, _ = args
     if once or recognised_for:
         _refuse()  # Scripts were forbidden after the lease began.
-    return _release(keys, execute, token, min_hold)
+    return _release(keys, seen, token, min_hold)
 
 
-def _leave(keys: Keys, execute: Execute, token: bytes, fence: bytes = b"") -> Decision:
-    commands, _ = _release(keys, execute, token, fence=fence)
-    return commands, int(bool(commands))
+def _leave(keys: Keys, seen: Seen, token: bytes, fence: bytes = b"") -> Decision:
+    commands, answer = _release(keys, seen, token, fence=fence)
+    return commands, int(answer == RELEASED and bool(commands))
 
 
-def _look(keys: Keys, execute: Execute) -> Decision:
-    value, left, us = _read(keys, execute)
-    if _is_over(value, left, us):
-        value, left = b"", FREE
-    return [], [*LookReply(value, left, 0, b"%d" % (us // 1000), b"", b"")]
+def _look(_: Keys, seen: Seen) -> Decision:
+    value, left = (b"", FREE) if seen.is_over else (seen.value, seen.left)
+    return [], [*LookReply(value, left, 0, b"%d" % (seen.us // 1000), b"", b"")]
 
 
 def _refuse(*args: Any) -> Decision:
@@ -225,29 +266,8 @@ _OPERATIONS: dict[str, Callable[..., Decision]] = {
 _ARGS = {scripts.ACQUIRE_PERMIT.name: len(AcquireArgs._fields), scripts.LEAVE.name: 2}
 
 
-def _read(keys: Keys, execute: Execute) -> tuple[bytes, int, int]:
-    """The lock, the ms until it ends (or ENDLESS, or FREE), and server time in us."""
-    value = execute("GETRANGE", keys.lock, 0, SIGHT - 1)
-    left, (seconds, us) = execute("PTTL", keys.lock), execute("TIME")
-    return value, left, int(seconds) * 1_000_000 + int(us)
-
-
-def _is_over(value: bytes, left: int, us: int) -> bool:
-    """Whether there is no lease any more, or one that was not confirmed in time."""
-    lock = read_lock_value(value)
-    is_late = lock and lock.state == UNCONFIRMED and int(lock.confirm_by) <= us // 1000
-    return left == FREE or bool(is_late)
-
-
-def _lease_of(token: bytes, value: bytes) -> LockValue | None:
-    """The lease that *token* has; None if it has none, or has released it."""
-    lock = read_lock_value(value)
-    return lock if lock and lock.token == token and lock.state != COOLING else None
-
-
-def _absence(keys: Keys, execute: Execute, value: bytes, token: bytes) -> bytes:
-    execute("PEXPIRE", keys.forced, 1, "GT")  # See lua/_absence.lua.
-    end = FORCED_VALUE_AT + TOKEN_LENGTH - 1
-    if execute("GETRANGE", keys.forced, FORCED_VALUE_AT, end) == token:
-        return FORCED
-    return b"taken" if value and token_in(value) != token else b"gone"
+def _absence(keys: Keys, seen: Seen, token: bytes) -> Decision:
+    unchanged = ("PEXPIRE", keys.forced, 1, "GT")  # See lua/_absence.lua.
+    taken = seen.value and token_in(seen.value) != token
+    forced = told(seen.forced) == token
+    return [unchanged], FORCED if forced else b"taken" if taken else b"gone"
