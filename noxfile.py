@@ -112,7 +112,6 @@ def servers(session: nox.Session, server: str) -> None:
     """Run locks, topologies, faults and upgrades on one server, and write down what came of it."""
     install(session, "--editable", ".[test]")
     if code := SERVERS[server]:
-        session.install(server)
         program = str(session.run("python", "-c", code, silent=True)).strip()
     elif server.endswith(DEBIAN):
         program = of_debian(session, server.partition(" ")[0])

@@ -7,6 +7,7 @@ import time
 from itertools import count, islice
 
 import pytest
+import redis
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
@@ -328,6 +329,28 @@ def asked(server):
     """How often a node was asked for what is on its way there."""
     stats = server.client().info("commandstats")
     return int(stats.get("cmdstat_asking", {"calls": 0})["calls"])
+
+
+@pytest.mark.proves("P1", "P6", "R7")
+def test_a_whole_slot_that_moves_takes_the_lease_and_its_waiters_along(
+    make_cluster, settings, key_prefix
+):
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    name = cluster.name_on(cluster.servers[0])
+    source, target = cluster.servers[:2]
+    with Blocking() as threads, InLoop() as tasks:
+        with threads.block(distributed_lock(name, ttl=12)) as lease:
+            waiting = line_up(locks, name, (threads, tasks, threads, tasks))
+            try:
+                cluster.move_whole(name, target)
+            except redis.ResponseError as error:
+                pytest.skip(f"this server moves no whole slots: {error}")
+            renewals = lease.renewals
+            wait_until(lambda: lease.renewals > renewals)
+            assert cluster.owner_node(name) is target is not source
+            assert is_held_by(locks, lease)
+        served_in_turn(waiting)
 
 
 # --- a master dies -------------------------------------------------------------------------------

@@ -188,6 +188,12 @@ class Cluster(Group):
         self.move_keys(name, to)
         self.end_move(name, to)
 
+    def move_whole(self, name, to):
+        """The slot of a lock goes to another master in one step, as from Valkey 9 on."""
+        slot, source = slot_of(name), self.owner_node(name)
+        self.tell(source, "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.id_of(to))
+        wait_until(lambda: self.owner_node(name) is to, message=f"slot {slot} has moved")
+
     @property
     def master(self):
         """The one that has replicas."""

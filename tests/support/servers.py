@@ -192,6 +192,7 @@ class Server(Endpoint):
     ):
         super().__init__()
         self.kind = kind
+        self.program = binary(kind)
         self.port = free_port()
         self.process = None
         self._arguments = (*arguments, *(("--rename-command", "HELLO", "") if resp2 else ()))
@@ -371,11 +372,10 @@ class Server(Endpoint):
 
     def _launch(self):
         self._log_start = len(self.log)
-        program = binary(self.kind)
-        assert program is not None, missing(self.kind)
+        assert self.program is not None, missing(self.kind)
         with (self._folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
-                tied_to_us([program, *self._told(), *self._arguments]),
+                tied_to_us([self.program, *self._told(), *self._arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
