@@ -1,4 +1,4 @@
-"""A server gets a newer program, with its data: what was held, waited for and recorded, still is."""
+"""A server gets a newer program with its data: what was held, awaited and recorded still is."""
 
 import importlib.util
 import shutil
