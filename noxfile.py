@@ -110,7 +110,7 @@ def tests(session: nox.Session, libraries: str) -> None:
 @nox.parametrize("server", [nox.param(server, id=server) for server in SERVERS])
 def servers(session: nox.Session, server: str) -> None:
     """Run locks, topologies, faults and upgrades on one server, and write down what came of it."""
-    install(session, "--editable", ".[test]")
+    install(session, "--editable", ".[test]", "pip")  # pip makes the wheel of the version before.
     if code := SERVERS[server]:
         program = str(session.run("python", "-c", code, silent=True)).strip()
     elif server.endswith(DEBIAN):

@@ -5,6 +5,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
+import redis
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, take_up
 from django_redislock.backends.registry import backends
@@ -173,7 +174,10 @@ def test_a_coordinated_failover_of_valkey_loses_nothing_without_acknowledgement(
     watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **{**PATIENT, "TTL": 15})  # Nothing is to end.
     with at_work() as lockers:
-        watched.ask(watched.sentinels[0], "FAILOVER", SERVICE, "COORDINATED")
+        try:
+            watched.ask(watched.sentinels[0], "FAILOVER", SERVICE, "COORDINATED")
+        except redis.ResponseError as error:
+            pytest.skip(f"these sentinels coordinate no failover: {error}")
         locks.redis = watched.client(watched.await_failover())
         failed_over = time.monotonic()
         wait_until(lambda: lockers.since(failed_over) >= 20)

@@ -78,6 +78,9 @@ class Cluster(Group):
         wait_until(lambda: all(self._knows(server, len(every)) for server in every))
         for replica in self.replicas:
             self.tell(replica, "REPLICATE", self.id_of(self.servers[0]))
+        # A master denies its vote to a node that it takes for a master.
+        count = len(self.replicas)
+        wait_until(lambda: all(self.tell(one, "NODES").count(b"slave") == count for one in every))
         wait_until(lambda: all(map(self.is_ready, every)), message="the cluster is ready")
         return self
 

@@ -271,8 +271,6 @@ class Server(Endpoint):
                 if ready:
                     self.wait_ready()
             except ServerStartError:
-                if SERVER and (lacks := LACKS.search(self.log)):
-                    pytest.skip(f"{SERVER}: {lacks.group()}")
                 # Between our look for a free port and the server's bind, somebody else took it.
                 if self._has_run or "Address already in use" not in self.log[self._log_start :]:
                     raise
@@ -287,6 +285,8 @@ class Server(Endpoint):
 
         def ready():
             if not self.running:
+                if SERVER and (lacks := LACKS.search(self.log)):
+                    pytest.skip(f"{SERVER}: {lacks.group()}")
                 raise ServerStartError(f"the {self.kind} server ended at once:\n{self.log}")
             # Only our own server writes this; on a port that was taken, a stranger may answer.
             return self._READY in self.log[self._log_start :] and self._answers()

@@ -11,7 +11,7 @@ from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.dialing import check_version
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
-    ON_ITS_WAY_TEXT,
+    ON_ITS_WAY_TEXTS,
     Exhausted,
     NotOneCluster,
     ReplyError,
@@ -205,5 +205,6 @@ def is_lost(outcome: Outcome) -> bool:
             return cause.code == "MOVED"  # To a node that it cannot name.
         return cause is not None
     if isinstance(cause, ReplyError):
-        return cause.code not in _HOLDS_ON and ON_ITS_WAY_TEXT not in str(cause)
+        is_on_its_way = any(text in str(cause) for text in ON_ITS_WAY_TEXTS)
+        return cause.code not in _HOLDS_ON and not is_on_its_way
     return not isinstance(cause, Exhausted)

@@ -23,14 +23,17 @@ _WRONG_SERVER = frozenset(
 )
 _WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
 # A script met a key that is not here while its slot is on its way to another node: see TRYAGAIN.
-ON_ITS_WAY_TEXT = "access a non local key"
+ON_ITS_WAY_TEXTS = (
+    "access a non local key",
+    "during rehashing of the slot",  # From Redis 8.2 on.
+)
 
 # Error codes after which trying again may help. All others are refusals: rights, types, memory.
 _TRANSIENT = _WRONG_SERVER | {"BUSY", "TRYAGAIN"}
 _TRANSIENT_TEXT = (
     "max number of clients",
     _WRONG_SERVER_TEXT,
-    ON_ITS_WAY_TEXT,
+    *ON_ITS_WAY_TEXTS,
     # Of what a server asks about a password: ElastiCache (IAM), and a module for LDAP.
     "service is not available",
     "Exceeded limit of IAM",
