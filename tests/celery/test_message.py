@@ -171,32 +171,52 @@ def test_what_another_program_has_published_says_what_it_said(own_stage):
     assert said(second) == said(first)
 
 
-@pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
-def test_headers_that_a_tracer_nests_hide_no_others_and_stay_nested(own_stage):
+class TestHeadersThatATracerNests:
     """Sentry's and Datadog's do it, and Celery then shows a task the nested ones alone."""
-    seen, key, queue = [], own_stage.key(), new_queue(own_stage)
 
-    @own_stage.app.task(
-        base=SingleInstanceTask,
-        ignore_result=True,
-        name=own_stage.key(),
-        single_instance={"key": "{key}", "unique_queued": True, "on_conflict": "retry"},
-    )
-    def load(key: str) -> None:
-        seen.append(load.request.headers)
+    pytestmark = pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
 
-    headers = {"tenant": "one", "headers": {"trace": "2"}}
+    @pytest.fixture
+    def queue(self, own_stage):
+        return new_queue(own_stage)
 
-    def call():
-        return load.apply_async((key,), queue=queue, headers=headers)
+    @pytest.fixture
+    def load(self, own_stage):
+        @own_stage.app.task(
+            base=SingleInstanceTask,
+            ignore_result=True,
+            name=own_stage.key(),
+            single_instance={"key": "{key}", "unique_queued": True, "on_conflict": "retry"},
+        )
+        def load(key: str) -> None:
+            load.seen.append(load.request.headers)
 
-    assert [call().published, call().published] == [True, False]
-    _, second = deferred(own_stage, key, queue)
-    assert second.headers["tenant"] == "one"
-    assert second.headers["headers"]["trace"] == "2"
-    execute(own_stage, second)
-    assert [(one["tenant"], one["trace"]) for one in seen] == [("one", "2")]
-    assert call().published  # The run has retracted the first one.
+        load.seen = []
+        return load
+
+    @pytest.fixture
+    def call(self, own_stage, load, queue):
+        """Call the task, which waits for the lock of this name."""
+        self.key = own_stage.key()
+        headers = {"tenant": "one", "headers": {"trace": "2"}}
+        return lambda: load.apply_async((self.key,), queue=queue, headers=headers)
+
+    def test_hide_no_others_and_stay_nested(self, own_stage, queue, load, call):
+        assert [call().published, call().published] == [True, False]
+        _, second = deferred(own_stage, self.key, queue)
+        assert second.headers["tenant"] == "one"
+        assert second.headers["headers"]["trace"] == "2"
+        execute(own_stage, second)
+        assert [(one["tenant"], one["trace"]) for one in load.seen] == [("one", "2")]
+        assert call().published  # The run has retracted the first one.
+
+    def test_do_not_keep_a_revoked_call_announced(self, own_stage, queue, load, call, monkeypatch):
+        first = call()
+        assert not call().published
+        monkeypatch.setattr("celery.worker.request.revoked_tasks", {first.id})
+        message = take(own_stage, queue)
+        assert Request(message, app=own_stage.app, task=load, hostname="tests").revoked()
+        assert call().published
 
 
 @pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
