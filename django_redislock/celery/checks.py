@@ -8,27 +8,33 @@ from __future__ import annotations
 import importlib
 import math
 import traceback
+from datetime import datetime, timedelta
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 from celery.app import app_or_default
 from celery.backends.base import DisabledBackend
 from celery.fixups.django import DjangoFixup
+from celery.schedules import crontab
 from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.timezone import get_default_timezone
 
 from django_redislock.backends.registry import backends
 from django_redislock.celery.decorator import SingleInstanceTask
 from django_redislock.celery.message import acks_late, shows_results, visibility_timeout
 from django_redislock.conf import aliases, conf
 from django_redislock.jobs.options import DATABASE
+from django_redislock.rules.arguments import PERIODS
 from django_redislock.rules.names import signature_of
 from django_redislock.rules.options import terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import tzinfo
 
     from celery import Celery
     from django.db.models import Model
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.options import Terms
 
 GREEN_POOLS = {"gevent", "eventlet"}
+BORDER = timedelta(minutes=1)  # A message may be sent so long after its time, or clocks differ.
 LONGEST_WAIT = 60.0  # Seconds that a run may keep a worker slot waiting.
 
 
@@ -179,6 +186,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         _check_spacing,
         _check_redelivery,
         _check_calls_during_a_run,
+        _check_border,
     ):
         yield from check(task, terms)
 
@@ -189,8 +197,11 @@ def _check_records(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     backend = backends[options.using]
     for name in ("once", "unique_queued", "give_up_after"):
         if (value := getattr(options, name)) and value != DATABASE:
+            said = f"{name}={value!r}"
+            if name == "once" and options.once_per:
+                said = "once_per"
             try:
-                backend.check_records(f"{name}={value!r} of task {task.name}")
+                backend.check_records(f"{said} of task {task.name}")
             except ImproperlyConfigured as error:
                 yield _message("E051", str(error), "Until then, each of its runs or calls fails.")
     if acks_late(task) and options.once != DATABASE and not backend.supports_records:
@@ -337,6 +348,38 @@ def _check_calls_during_a_run(
             " and with it what changed since that run began.",
             f"{retry}.",
         )
+
+
+def _check_border(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
+    every = task.single_instance_options.once_per
+    if every is None:
+        return
+    for name, entry in (task.app.conf.beat_schedule or {}).items():
+        schedule = entry.get("schedule")
+        if entry.get("task") != task.name or not isinstance(schedule, crontab):
+            continue
+        for hour, minute in product(schedule.hour, schedule.minute):
+            if not _is_near_border(task.app.timezone, hour, minute, min(every, PERIODS["day"])):
+                continue
+            yield _message(
+                "W062",
+                f"beat_schedule[{name!r}] sends task {task.name} at {hour:02}:{minute:02}, where a"
+                " period of its once_per begins. Servers whose clocks differ would count it in two"
+                " periods, and do its work twice.",
+                "Send it some minutes after the border, such as crontab(hour=0, minute=5).",
+            )
+            break
+
+
+def _is_near_border(zone: tzinfo, hour: int, minute: int, every: timedelta) -> bool:
+    """Whether this time of day is at the border of two periods, in winter or in summer."""
+    now = datetime.now(zone).replace(day=1, hour=hour, minute=minute)
+    for month in (1, 7):
+        local = now.replace(month=month).astimezone(get_default_timezone())
+        since = timedelta(hours=local.hour, minutes=local.minute) % every
+        if not timedelta() < since < every - BORDER:
+            return True
+    return False
 
 
 def _check_tables(

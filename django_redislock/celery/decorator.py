@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, overload
 
@@ -13,7 +14,13 @@ from celery.app import app_or_default
 from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
-from django_redislock.celery.message import call_of_id, carried, carrying, visibility_timeout
+from django_redislock.celery.message import (
+    call_of_id,
+    carried,
+    carrying,
+    delay_of,
+    visibility_timeout,
+)
 from django_redislock.celery.options import (
     NEWEST,
     SingleInstance,
@@ -101,6 +108,9 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         options.check_redelivered(vars(cls))
         how = partial(naming, run=body, bound=bound, validation=validation_of(unguarded))
         named = how(options.limits[0].name if options.limits else options.key)
+        if options.durable:
+            for name in ("acks_late", "reject_on_worker_lost"):
+                setattr(cls, name, True if getattr(cls, name) is None else getattr(cls, name))
         if options.limits:
             function = partial(body, None) if bound else body
             cls.limits_of = staticmethod(all_makers(options.limits, function, how))
@@ -172,9 +182,18 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         """The lease of the current run; the same as current_lease()."""
         return current_lease()
 
-    def lock_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """The name of the lock of a run with these arguments."""
-        return self._naming(tuple(args), kwargs) if self._naming else self._own_name
+    def lock_name(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: float | None = None
+    ) -> str:
+        """The name of the lock of a run with these arguments.
+
+        With once_per, it is that for the period of a call made *at* so many seconds since the
+        epoch. Default: now.
+        """
+        naming = self._naming or (lambda args, kwargs: self._own_name)
+        if self.single_instance_options.once_per is None:
+            return naming(tuple(args), kwargs)
+        return self.single_instance_options.of_period(naming)(tuple(args), kwargs, at)
 
     def AsyncResult(self, task_id: str, **how: Any) -> Result:  # noqa: N802 # Celery's name
         """As Celery's; with unique_queued, delay() returns one that tells of its call."""
@@ -205,7 +224,9 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
                 return kwargs, options
             raise
         others = {name: value for name, value in kwargs.items() if name != "baton"}
-        check_baton(baton, self.lock_name(tuple(args or ()), others), self.single_instance_options)
+        at = carried(options.get("headers")).get("at")
+        name = self.lock_name(tuple(args or ()), others, at)
+        check_baton(baton, name, self.single_instance_options)
         return others, carrying(options, baton=kwargs["baton"])
 
     def apply(self, args: Any = None, kwargs: Any = None, *others: Any, **options: Any) -> Any:
@@ -237,6 +258,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             ValueError: It is no valid baton.
             ImproperlyConfigured: unique_queued is "newest", and a majority of servers decides.
         """
+        at = None
+        if self.single_instance_options.once_per:
+            # A retry goes on in the period of its call.
+            at = carried(options.get("headers")).get("at") or time.time() + delay_of(options)
+            options = carrying(options, at=at)
         given = options
         if kwargs and "baton" in kwargs:
             kwargs, options = self._carrying_baton(args, kwargs, options)
@@ -257,7 +283,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         is_unique = self.single_instance_options.unique_queued
         if not is_unique or has_baton or is_exempt(self, depends):
             return publish(task_id)
-        name = self.lock_name(tuple(args or ()), kwargs or {})
+        name = self.lock_name(tuple(args or ()), kwargs or {}, at)
         arguments, of = b"", self.name
         if self.single_instance_options.unique_queued == NEWEST:
             arguments = packed(self, args, kwargs, options)

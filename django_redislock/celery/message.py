@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 #   "ticket"      its position in the line of deferred runs, see line.py
 #   "line"        the lock of that line, if it is another one than that of the run
 #   "call"        which of the calls under one task id it is, the same in redeliveries and retries
+#   "at"          when the call was made or due, in seconds since the epoch, with once_per
 #   "baton"       by which its first run takes up a lease, see lease.py
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts
@@ -160,6 +161,12 @@ def seconds_left(expires: Any) -> float:
         return float(expires)
     when: datetime = maybe_make_aware(maybe_iso8601(expires))  # To Celery, a naive one is in UTC.
     return (when - datetime.now(UTC)).total_seconds()
+
+
+def delay_of(options: Mapping[str, Any]) -> float:
+    """Seconds until a call with these options of apply_async() is due."""
+    eta = options.get("eta")
+    return max(options.get("countdown") or (0.0 if eta is None else seconds_left(eta)), 0.0)
 
 
 def visibility_timeout(app: Celery) -> float:

@@ -28,8 +28,8 @@ from typing import (
 from celery import Task
 
 from django_redislock.exceptions import InvalidLockName
+from django_redislock.jobs.options import DATABASE, JobOptions, RunArguments, one_of
 from django_redislock.jobs.options import Conflict as JobConflict
-from django_redislock.jobs.options import JobOptions, RunArguments, one_of
 from django_redislock.options import Option, Seconds, options_in
 from django_redislock.rules.arguments import flag, seconds
 from django_redislock.rules.names import (
@@ -261,6 +261,13 @@ class SingleInstance(JobOptions):
 
     arguments: ClassVar[type] = TaskArguments
     taken_by: ClassVar[str] = "single_instance_task"
+    # Beside these, options of Celery: see SingleInstanceTask.
+    of_durable: ClassVar[Mapping[str, Any]] = {
+        "atomic": True,
+        "once": DATABASE,
+        "on_conflict": "retry",
+        "on_unavailable": "retry",
+    }
 
     def __init__(self, **given: Any) -> None:
         """See JobOptions."""
@@ -268,8 +275,8 @@ class SingleInstance(JobOptions):
             raise TypeError(_unknown(unknown, OPTIONS))
         super().__init__(**given)
         self.check_answered()
-        if isinstance(self.key, str):
-            self.check_named(self.key)
+        if not callable(self.key):
+            self.check_named(self.key or "the task")
 
     def check_redelivered(self, task: Mapping[str, Any]) -> None:
         """Refuse give_up_after for a *task*, given by its attributes, without acks_late.
@@ -426,7 +433,6 @@ _CALLED_ELSEWHERE = {
     "raise_on_duplicate": "say on_conflict='raise'",
     "graceful": "on_conflict='skip' is the default",
     "release_on_commit": "the body runs under the lock, so a transaction in it ends in time",
-    "once_per": "name the slot in 'key', and say 'once'",
 }
 
 

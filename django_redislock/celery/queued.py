@@ -30,6 +30,7 @@ from django_redislock.celery.message import (
     carried,
     carried_by,
     carrying,
+    delay_of,
     seconds_left,
     shows_results,
 )
@@ -237,8 +238,7 @@ def _announce(
         "" if it is to be published, else the id of the one that waits.
     """
     ours: SingleInstance = task.single_instance_options
-    eta = options.get("eta")
-    delay = max(options.get("countdown") or (0.0 if eta is None else seconds_left(eta)), 0.0)
+    delay = delay_of(options)
     lives = seconds_left(options.get("expires", task.expires))
     what: dict[str, Any] = {
         "delay": delay,

@@ -27,6 +27,7 @@ from django_redislock.celery.message import (
     carried,
     carry,
     is_delivered,
+    seconds_left,
     shows_results,
     stores_result,
     time_limits,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 # Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
+
+LATEST = 2.0**37  # Seconds since the epoch that a calendar knows.
 
 UNCOUNTED_AGAIN_AFTER = 1.0  # Seconds, see TaskRun._uncount_start().
 
@@ -117,6 +120,15 @@ def _deferred_again(request: Any, by: str = "") -> str:
     ]
 
 
+def _called_at(request: Any) -> float:
+    """When the call of a run was made or due; its retries and deferrals carry that, too."""
+    at = carried(request.headers).get("at")
+    if not isinstance(at, int | float) or not 0 < at < LATEST:  # Not published by our class.
+        at = time.time() + (seconds_left(request.eta) if request.eta else 0.0)
+        carry(request, at=at)
+    return at
+
+
 class _GoesOn(Exception):
     """Tells the lock that the body is no success: it has returned *result*, and will be retried.
 
@@ -147,12 +159,15 @@ class TaskRun(JobRun):
         self.task, self.request = task, request
         self.id = str(request.id or "")  # "" if it is called directly.
         deferred = _deferred(request) if request.headers else ""
+        name_of = task.lock_name
+        if task.single_instance_options.once_per:
+            name_of = partial(name_of, at=_called_at(request))
         # execute() makes its name, and retracts the call if that fails: a key function may refuse
         # the arguments as the broker gives them back.
         super().__init__(
             Activity(task=task.name, task_id=self.id, deferred=deferred),
             task.single_instance_options,
-            Named(task.lock_name, task.lock_template, task.limits_of),
+            Named(name_of, task.lock_template, task.limits_of),
             args,
             kwargs,
             sender=task,
@@ -613,7 +628,7 @@ class TaskRun(JobRun):
         """
         args, kwargs, shown = unpacked(self.task.app, last)
         limits = self.task.limits_of(tuple(args), kwargs) if self.task.limits_of else ()
-        names = [limit.name for limit in limits] or [self.task.lock_name(tuple(args), kwargs)]
+        names = [limit.name for limit in limits] or [self.named.name_of(tuple(args), kwargs)]
         own = [limit.name for limit in self.limits] or [self.name]
         if other := [name for name in names if name not in own]:
             raise LockMisuse(

@@ -5,17 +5,22 @@ Also Conflict, the argument of a function given as on_conflict.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from inspect import currentframe
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeGuard
+
+from django.conf import settings
+from django.utils.timezone import get_default_timezone
 
 from django_redislock.fencing import check_database
 from django_redislock.misuse import generates, is_awaited
 from django_redislock.monitors import Monitor, check_monitors
 from django_redislock.options import Arguments, Option, Seconds, checked, options_in
-from django_redislock.rules.arguments import seconds
-from django_redislock.rules.names import check_limited
+from django_redislock.rules.arguments import flag, period, seconds
+from django_redislock.rules.names import check_limited, in_period
 from django_redislock.rules.options import Options
 
 if TYPE_CHECKING:
@@ -73,6 +78,8 @@ def is_skip(result: object) -> TypeGuard[dict[str, Any]]:
 
 
 DATABASE: Literal["database"] = "database"  # Where a `once` without an end is noted.
+# How much longer than its period a success is remembered, for calls that come late.
+REMEMBERED_FOR = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,30 @@ def one_of(value: object, argument: str, choices: tuple[str, ...], functions: bo
 class RunArguments(Arguments, total=False):
     """What jobs and tasks take."""
 
+    once_per: Annotated[
+        Literal["day", "hour"] | timedelta | None,
+        Option(
+            'Let the work be done once in each period: "day", "hour", or so many whole days or such'
+            " a part of a day. The lock has the period of the call in its name, by TIME_ZONE:"
+            " ``lottery:2026-11-28``. For a message it is the period in which it was published, or"
+            " with ``eta`` or ``countdown`` is due; retries and redeliveries keep it. Unless"
+            " ``once`` says more, a success is remembered for a day longer than the period.",
+            period,
+            shell="PERIOD",
+        ),
+    ]
+    durable: Annotated[
+        bool,
+        Option(
+            "Whether the work outlives kills, redeliveries and a loss of Redis. It stands for"
+            ' ``atomic=True, once="database"``; for a task with ``on_conflict="retry",'
+            ' on_unavailable="retry", acks_late=True, reject_on_worker_lost=True``, else with'
+            ' ``on_conflict="wait"``. Each of these may be given beside it. It needs once_per, or'
+            " a name with fields.",
+            flag,
+            False,
+        ),
+    ]
     once: Annotated[
         Seconds | Literal["database"],
         Option(
@@ -171,6 +202,8 @@ class JobOptions:
     """The options of a job, checked. Each is an attribute; those that a run reads are listed."""
 
     lock: Options  # How a run asks for its lock first.
+    once_per: timedelta | None
+    durable: bool
     once: float | Literal["database"]
     on_conflict: str | Callable[[Any], Any]
     on_unavailable: str
@@ -183,6 +216,12 @@ class JobOptions:
 
     arguments: ClassVar[type] = JobArguments
     taken_by: ClassVar[str] = "single_instance"
+    # What durable stands for.
+    of_durable: ClassVar[Mapping[str, Any]] = {
+        "atomic": True,
+        "once": DATABASE,
+        "on_conflict": "wait",
+    }
 
     def __init__(self, **given: Any) -> None:
         """Check the options as they were written. None means that an option was not given.
@@ -193,7 +232,10 @@ class JobOptions:
                 message names it.
         """
         given = {name: value for name, value in given.items() if value is not None}
+        given = {**self.of_durable, **given} if given.get("durable") else given
         options = checked(self.arguments, given, self.taken_by)
+        if every := options.get("once_per"):
+            options.setdefault("once", (every + REMEMBERED_FOR).total_seconds())
         defaults = {name: row.default for name, row in options_in(self.arguments).items()}
         of_lock = {name: value for name, value in options.items() if name in Options._fields}
         of_lock |= {"once": 0.0} if options.get("once") == DATABASE else {}
@@ -219,6 +261,11 @@ class JobOptions:
                 " its run would not be committed together. Add atomic=True, or the alias of a"
                 " database."
             )
+        if self.once_per and self.once != DATABASE and self.once < self.once_per.total_seconds():
+            raise ValueError(
+                f"once={self.once:g} is less than the period of once_per, so the work would be done"
+                " again in it. Leave once out."
+            )
         if self.limits and self.limit is not None:
             raise ValueError("limits say the limit of each lock themselves: leave limit out.")
         for one in self.limits or ():
@@ -233,6 +280,26 @@ class JobOptions:
         """Refuse the *name* of a lock that does not go with these options, see check_limited()."""
         if (self.limit or 1) > 1:
             check_limited(name)
+        if self.durable and not self.once_per and "{" not in name:
+            raise ValueError(
+                f"durable would do the work of {name!r} once and never again. Add once_per, such as"
+                ' once_per="day", or name the lock by a field, such as "lottery:{day}".'
+            )
+
+    def of_period(self, name_of: Callable[..., str]) -> Callable[..., str]:
+        """A naming of locks, with the period of the call in the name if there is once_per.
+
+        It takes *at* too, when the call was made, in seconds since the epoch. Default: now.
+        """
+        if (every := self.once_per) is None:
+            return name_of
+
+        def name_of_period(args: Any, kwargs: Mapping[str, Any], at: float | None = None) -> str:
+            zone = get_default_timezone() if settings.TIME_ZONE else None
+            moment = datetime.fromtimestamp(time.time() if at is None else at, zone)
+            return in_period(name_of(args, kwargs), every, moment.astimezone(zone))
+
+        return name_of_period
 
     def check_answered(self, *, awaited: bool = False) -> None:
         """Refuse a function as on_conflict that would not have answered when it returns.

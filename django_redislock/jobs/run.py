@@ -582,6 +582,7 @@ def run_job(
             f" {options!r}."
         )
     options.check_answered()
+    options.check_named(checked)
     if options.limits:
         raise ValueError(
             "run_job() takes one lock, by its name: leave limits out, or decorate a function with"
@@ -589,7 +590,7 @@ def run_job(
         )
     work = called(body, "run_job()")
     activity = Activity(task=text(job, "job"), command=current_activity.get().command)
-    named = Named(lambda args, kwargs: checked, checked)
+    named = Named(options.of_period(lambda args, kwargs: checked), checked)
     run = JobRun(activity, options, named)
     result: Result | Skipped = run.execute(work)
     return result

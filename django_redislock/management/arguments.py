@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import SUPPRESS, Action, ArgumentError, ArgumentTypeError
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.management.base import CommandParser
@@ -15,7 +16,7 @@ from django_redislock.management.console import BUSY
 from django_redislock.management.terminal import pasteable
 from django_redislock.monitors import Ping
 from django_redislock.options import options_in
-from django_redislock.rules.arguments import DEFAULT_DATABASE
+from django_redislock.rules.arguments import DEFAULT_DATABASE, PERIODS
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -70,6 +71,10 @@ def _limit(text: str) -> int:
     return int(text[:10])  # Lists are bounded anyway.
 
 
+def _period(text: str) -> str | timedelta:
+    return text if text in PERIODS else timedelta(seconds=parse_duration(text))
+
+
 def _status(text: str) -> int:
     if not (text.isdecimal() and len(text) <= 3 and int(text) <= 255):
         raise ValueError(f"{text!r} is no exit status; write 0 to 255.")
@@ -79,6 +84,7 @@ def _status(text: str) -> int:
 KINDS: dict[str, Callable[[str], Any]] = {
     "TIME": parse_duration,
     "TIME|inf": lambda text: math.inf if text == "inf" else parse_duration(text),
+    "PERIOD": _period,
     "N": _limit,
     "STATUS": _status,
     "URL": Ping,
@@ -185,8 +191,9 @@ ACTS = {
     ),
     "run": Act(
         "Run a command under a lock: where several start it, one runs it. A TIME is 90s, 10m, 1h30m"
-        " or 2d. The exit status is that of the command; or 75: the lock was busy, 76: the lease"
-        " was lost, 3: the server did not answer. -v 0 says nothing of a skip.",
+        " or 2d; a PERIOD is day, hour or a TIME. The exit status is that of the command; or"
+        " 75: the lock was busy, 76: the lease was lost, 3: the server did not answer. -v 0 says"
+        " nothing of a skip.",
         {
             "name NAME": "of the lock",
             **{

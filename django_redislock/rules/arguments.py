@@ -9,6 +9,7 @@ from datetime import timedelta
 # or more: see lease_state.WORTH_RENEWING. A lease with a shorter ttl would not be renewed in time.
 SHORTEST_TTL = 0.05
 DEFAULT_DATABASE = "default"  # Of DATABASES.
+PERIODS = {"day": timedelta(days=1), "hour": timedelta(hours=1)}
 LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: no lock is meant to last longer.
 
 
@@ -35,6 +36,26 @@ def seconds(value: object, argument: str, *, least: float = 0.0, endless: bool =
         rest = ", or math.inf" if endless else f", at most {LONGEST:.0f}"
         raise ValueError(f"{argument} must be {rule}{rest}, not {value!r}.")
     return float(value)
+
+
+def period(value: object, argument: str) -> timedelta:
+    """Return the length of a period: whole days, or a part of a day without a remainder.
+
+    Raises:
+        ValueError: It is neither, nor "day" nor "hour".
+    """
+    every = PERIODS.get(value, value) if isinstance(value, str) else value
+    day = PERIODS["day"]
+    if (
+        not isinstance(every, timedelta)
+        or every < timedelta(seconds=1)
+        or (every % day and day % every)
+    ):
+        raise ValueError(
+            f'{argument} must be "day", "hour" or a timedelta of whole days or of a part of a day,'
+            f" such as timedelta(minutes=15), not {value!r}."
+        )
+    return every
 
 
 def flag(value: object, argument: str) -> bool:

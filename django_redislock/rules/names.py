@@ -9,7 +9,7 @@ import string
 import sys
 import unicodedata
 from contextlib import suppress
-from datetime import date, time
+from datetime import date, datetime, time, timedelta
 from enum import Enum
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -107,6 +107,32 @@ def checked_name(name: str, template: bool = False) -> str:
 def normalized(text: str) -> str:
     """*text* in NFC, as an exact str. The str() of an enum's member may be another text."""
     return unicodedata.normalize("NFC", str.__str__(text))
+
+
+def in_period(name: str, every: timedelta, moment: datetime) -> str:
+    """The name of a lock for the period that a *moment*, in local time, lies in.
+
+    Days begin at midnight, weeks on Mondays. The name of a shorter period has its offset from UTC:
+    when clocks are set back, an hour that comes again is another one.
+
+    Args:
+        name: That of the lock for all periods.
+        every: How long they are, see arguments.period().
+        moment: With a time zone.
+
+    Raises:
+        InvalidLockName: With its period, the name is too long.
+    """
+    if every.days:
+        today = moment.toordinal() - 1  # Counted from a Monday.
+        start = date.fromordinal(today - today % every.days + 1).isoformat()
+    else:
+        since = timedelta(hours=moment.hour, minutes=moment.minute, seconds=moment.second)
+        minutes, seconds = divmod((since - since % every).seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        begun = moment.replace(hour=hours, minute=minutes, second=seconds, microsecond=0)
+        start = begun.isoformat(timespec="auto" if every.seconds % 60 else "minutes")
+    return checked_name(f"{name}:{start}")
 
 
 def several_names(names: tuple[object, ...]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,17 @@ def test_after_a_success_it_cools_down_or_is_done(start):
     assert status == 0
     assert line.startswith("Skipped: 'daily' is done, by ")
     assert " daily, " in line
+
+
+def test_it_runs_once_in_each_period(start):
+    assert start("nightly", "--once-per", "day", "--", "true").wait() == 0
+    status, line = here("nightly", "--once-per", "day", "--", "true")
+    assert status == 0
+    assert line.startswith(f"Skipped: 'nightly:{datetime.now(UTC):%Y-%m-%d}' is done, by ")
+    assert here("nightly", "--once-per", "15m", "--", "true") == (0, "")
+    status, line = here("nightly", "--once-per", "7m", "--", "true")
+    assert status == 2
+    assert "a part of a day" in line
 
 
 def test_so_many_run_at_a_time(start):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +33,7 @@ from django_redislock.rules.names import (
     check_name,
     checked_name,
     formatter,
+    in_period,
     meant_by,
     several_names,
     signature_of,
@@ -332,3 +335,37 @@ def test_a_label_means_a_permit_or_the_lock_that_is_called_just_so(label, meant)
 def test_what_is_neither_is_refused(label):
     with pytest.raises(InvalidLockName):
         meant_by(label)
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOON = datetime(2026, 1, 1, 12, tzinfo=BERLIN)
+HALF_PAST_TWO = datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN)  # It comes twice in that night.
+
+
+@pytest.mark.parametrize(
+    ("every", "moment", "period"),
+    [
+        (timedelta(days=1), datetime(2026, 11, 28, 23, 59, tzinfo=BERLIN), "2026-11-28"),
+        (timedelta(days=7), datetime(2026, 11, 29, 12, tzinfo=BERLIN), "2026-11-23"),  # A Monday.
+        (timedelta(hours=1), HALF_PAST_TWO, "2026-10-25T02:00+02:00"),
+        (timedelta(hours=1), HALF_PAST_TWO.replace(fold=1), "2026-10-25T02:00+01:00"),
+        (timedelta(hours=6), HALF_PAST_TWO.replace(fold=1), "2026-10-25T00:00+02:00"),
+        (
+            timedelta(minutes=15),
+            datetime(2026, 1, 1, 12, 44, tzinfo=BERLIN),
+            "2026-01-01T12:30+01:00",
+        ),
+        (
+            timedelta(seconds=10),
+            datetime(2026, 1, 1, 0, 0, 9, tzinfo=BERLIN),
+            "2026-01-01T00:00:00+01:00",
+        ),
+    ],
+)
+def test_a_name_tells_the_period_that_a_moment_lies_in(every, moment, period):
+    assert in_period("lottery", every, moment) == f"lottery:{period}"
+
+
+def test_a_name_that_is_too_long_with_its_period_is_refused():
+    with pytest.raises(InvalidLockName, match="at most 200"):
+        in_period("x" * 195, timedelta(days=1), HALF_PAST_TWO)

@@ -15,9 +15,8 @@ PAGE = ROOT / "docs" / "claims.md"
 # Each bullet and each command of the README, by how it begins, and what proves it: claims that have
 # tests, or files of tests.
 README = {
-    "`min_hold`": "celery/test_beat",
-    "`acks_late`": "celery/test_lifecycle",
-    "`atomic`": "effects/test_late_holders",
+    "`once_per`": "celery/test_once_per",
+    "`durable`": "celery/test_once_per celery/test_lifecycle effects/test_late_holders",
     "One holder": "P1",
     "No lock for ever": "P2",
     "Only the owner ends it": "P3 P9",
