@@ -25,7 +25,7 @@ _WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
 # A script met a key that is not here while its slot is on its way to another node: see TRYAGAIN.
 ON_ITS_WAY_TEXTS = (
     "access a non local key",
-    "during rehashing of the slot",  # From Redis 8.2 on.
+    "during rehashing of the slot",  # Of Redis 8.2 and Valkey 8.1.
 )
 
 # Error codes after which trying again may help. All others are refusals: rights, types, memory.
