@@ -167,7 +167,7 @@ def current_owner(**said: Any) -> Owner:
     """The owner of a lease granted now.
 
     Args:
-        said: Fields that options of the lock say: its limit, if it has several permits.
+        said: Fields that options of the lock say.
     """
     activity = current_activity.get()
     if (
