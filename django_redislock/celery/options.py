@@ -351,8 +351,9 @@ def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for layer in layers:
         given = {name: value for name, value in layer.items() if value is not None}
         merged |= given
+        counting = {**SingleInstance.of_durable, **merged} if merged.get("durable") else merged
         for name, (served, is_of_use) in _SERVES.items():
-            if name not in given and served & set(given) and not is_of_use(merged):
+            if name not in given and served & set(given) and not is_of_use(counting):
                 merged.pop(name, None)
     return merged
 

@@ -163,6 +163,17 @@ def test_a_class_of_tasks_may_be_durable():
     assert draw.single_instance_options.once == "database"
 
 
+def test_what_serves_an_option_that_durable_stands_for_is_kept():
+    class Patient(SingleInstanceTask):
+        abstract = True
+        single_instance = {"durable": True, "once_per": "day", "conflict_deadline": 60}
+
+    @single_instance_task(name="draw", base=Patient, on_unavailable="raise")
+    def draw(): ...
+
+    assert draw.single_instance_options.conflict_deadline == 60
+
+
 @pytest.mark.parametrize("decorator", [single_instance, single_instance_task])
 @pytest.mark.parametrize(
     ("options", "says"),
