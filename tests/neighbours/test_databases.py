@@ -9,7 +9,7 @@ from django_redislock import StaleFence, distributed_lock, single_instance
 from tests.effects.conftest import holders  # noqa: F401 (a fixture)
 from tests.effects.models import Counter, Entry, written
 from tests.support.databases import on_postgres
-from tests.support.waiting import HUNG
+from tests.support.waiting import HUNG, wait_until
 
 pytest_plugins = ["tests.neighbours.bouncers"]
 pytest.importorskip("psycopg")
@@ -40,9 +40,16 @@ def test_pgbouncer_no_update_is_lost_by_clients_that_share_two_connections(
     locks, bounced, in_threads
 ):
     check_counting(bounced, in_threads)
-    with connections[bounced].cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-        assert cursor.fetchone()[0] <= 2
+    connections["direct"].close()
+
+    def backends():
+        with connections[bounced].cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            )
+            return cursor.fetchone()[0]
+
+    wait_until(lambda: backends() <= 2, message="PgBouncer has two connections")
 
 
 def test_pgbouncer_a_late_holder_is_refused(holders, bounced):  # noqa: F811
