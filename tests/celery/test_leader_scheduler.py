@@ -33,6 +33,9 @@ class Clock:
     """What the schedules go by, and a beat."""
 
     def __init__(self):
+        self.begin()
+
+    def begin(self):
         self.time = datetime(2026, 11, 23, 12, tzinfo=UTC)
         self.passed = 0.0
 
@@ -67,6 +70,12 @@ class Sender(Scheduler):
 
 class Keeper(Sender, PersistentScheduler):
     """The same, with a file."""
+
+
+@pytest.fixture(autouse=True)
+def begun():
+    """Each test begins at the same time, whatever time another one has left."""
+    clock.begin()
 
 
 @pytest.fixture
