@@ -110,7 +110,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         named = how(options.limits[0].name if options.limits else options.key)
         if options.durable:
             for name in ("acks_late", "reject_on_worker_lost"):
-                setattr(cls, name, True if getattr(cls, name) is None else getattr(cls, name))
+                if getattr(cls, name) is None:
+                    setattr(cls, name, True)
         if options.limits:
             function = partial(body, None) if bound else body
             cls.limits_of = staticmethod(all_makers(options.limits, function, how))
@@ -190,10 +191,9 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         With once_per, it is that for the period of a call made *at* so many seconds since the
         epoch. Default: now.
         """
-        naming = self._naming or (lambda args, kwargs: self._own_name)
-        if self.single_instance_options.once_per is None:
-            return naming(tuple(args), kwargs)
-        return self.single_instance_options.of_period(naming)(tuple(args), kwargs, at)
+        name = self._naming(tuple(args), kwargs) if self._naming else self._own_name
+        options = self.single_instance_options
+        return name if options.once_per is None else options.in_period(name, at)
 
     def AsyncResult(self, task_id: str, **how: Any) -> Result:  # noqa: N802 # Celery's name
         """As Celery's; with unique_queued, delay() returns one that tells of its call."""

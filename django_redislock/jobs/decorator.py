@@ -212,7 +212,7 @@ def namings(name: str | None, options: JobOptions, function: Callable[..., Any],
         if name is not None:
             check_name(name, template=True)
         options.check_named(name or job)
-        return Named(options.of_period(naming(name, function, job)), Written(name or job))
+        return Named(options.in_periods(naming(name, function, job)), Written(name or job))
     if name is not None:
         raise ValueError("limits say the names of the locks themselves: leave the name out.")
     makers = all_makers(options.limits, function, lambda one: naming(one, function, job))

@@ -286,20 +286,24 @@ class JobOptions:
                 ' once_per="day", or name the lock by a field, such as "lottery:{day}".'
             )
 
-    def of_period(self, name_of: Callable[..., str]) -> Callable[..., str]:
-        """A naming of locks, with the period of the call in the name if there is once_per.
+    def in_period(self, name: str, at: float | None = None) -> str:
+        """The *name* of a lock, with the period of a call in it if there is once_per.
 
-        It takes *at* too, when the call was made, in seconds since the epoch. Default: now.
+        Args:
+            name: That for all periods.
+            at: When the call was made, in seconds since the epoch. Default: now.
         """
-        if (every := self.once_per) is None:
+        if self.once_per is None:
+            return name
+        zone = get_default_timezone() if settings.TIME_ZONE else None
+        moment = datetime.fromtimestamp(time.time() if at is None else at, zone)
+        return in_period(name, self.once_per, moment.astimezone(zone))
+
+    def in_periods(self, name_of: Callable[..., str]) -> Callable[..., str]:
+        """A naming of locks, with the period of a call made now if there is once_per."""
+        if self.once_per is None:
             return name_of
-
-        def name_of_period(args: Any, kwargs: Mapping[str, Any], at: float | None = None) -> str:
-            zone = get_default_timezone() if settings.TIME_ZONE else None
-            moment = datetime.fromtimestamp(time.time() if at is None else at, zone)
-            return in_period(name_of(args, kwargs), every, moment.astimezone(zone))
-
-        return name_of_period
+        return lambda args, kwargs: self.in_period(name_of(args, kwargs))
 
     def check_answered(self, *, awaited: bool = False) -> None:
         """Refuse a function as on_conflict that would not have answered when it returns.

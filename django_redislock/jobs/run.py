@@ -590,7 +590,7 @@ def run_job(
         )
     work = called(body, "run_job()")
     activity = Activity(task=text(job, "job"), command=current_activity.get().command)
-    named = Named(options.of_period(lambda args, kwargs: checked), checked)
+    named = Named(options.in_periods(lambda args, kwargs: checked), checked)
     run = JobRun(activity, options, named)
     result: Result | Skipped = run.execute(work)
     return result
