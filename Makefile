@@ -73,7 +73,7 @@ test-heavy: $(VENV)/test ## Run the tests that keep a processor busy: demo, brow
 	@exec $(PYTEST) $(HEAVY) $(ARGS)
 
 neighbours: JOBS = 4
-neighbours: $(VENV)/neighbours ## Run the package beside PgBouncer, pools, tenants, other schedulers and web servers
+neighbours: $(VENV)/neighbours ## Run the package beside PgBouncer, other schedulers, tracers and web servers
 	@exec $(PYTEST) tests/neighbours $(ARGS)
 
 test-quick: JOBS = 6# To begin costs each of them as much as its tests.
