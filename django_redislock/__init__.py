@@ -19,7 +19,7 @@ from django_redislock.exceptions import (
 )
 from django_redislock.lease import Lease
 from django_redislock.lock import distributed_lock, take_up
-from django_redislock.rules.limit import Limit
+from django_redislock.rules.limit import Limit, Rate
 from django_redislock.term import leadership
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [
     "LockMisuse",
     "LockTimeout",
     "LockUnavailable",
+    "Rate",
     "Skipped",
     "StaleFence",
     "distributed_lock",

@@ -42,7 +42,8 @@ class Lookout:
     """
 
     def __init__(self, backend: Backend, form: Attempt, started: float) -> None:
-        self.due = started + CIRCLE_AFTER  # When to look next; math.inf if never.
+        # When to look next; math.inf if never, as nobody holds a rate.
+        self.due = started + CIRCLE_AFTER if form.look_every < math.inf else math.inf
         self._backend = backend
         self._form = form
         self._noted: dict[str, tuple[Backend, Lease]] = {}  # By the id of the lease.

@@ -56,6 +56,7 @@ class LockTimeout(LockError):
         alias: The alias of the lock in REDISLOCK.
         reason: If an operator has paused the lock (`manage.py locks pause`): why, or "" if none was
             given. Else None.
+        rate: Whether it is a Rate, and no start was due. Then *expires_in* is exactly when one is.
     """
 
     def __init__(
@@ -66,16 +67,21 @@ class LockTimeout(LockError):
         cooling: bool = False,
         alias: str = "default",
         reason: str | None = None,
+        rate: bool = False,
         *newer: object,
     ) -> None:
-        super().__init__(name, holder, expires_in, cooling, alias, reason)
+        super().__init__(name, holder, expires_in, cooling, alias, reason, rate)
         self.holder = holder
         self.expires_in = expires_in
         self.cooling = cooling
         self.alias = alias
         self.reason = reason
+        self.rate = rate
 
     def __str__(self) -> str:
+        if self.rate:
+            due = f"; the next one is due in {self.expires_in or 0:.1f} s"
+            return f"Rate {self.name!r} has no start left{due}."
         who, left = self.holder or "another owner", self.expires_in
         if self.cooling:
             says, ends = f"it cools down after {who}", ", and is free in {:.1f} s"

@@ -107,12 +107,18 @@ def atomic(lease: FencedLease, using: str) -> Iterator[None]:
             " InnoDB.",
         )
     lease.ensure_held()
+    if not (fenced := [part for part in lease.parts if part.fence is not None]):
+        raise LockMisuse(
+            lease.name,
+            "under a rate nothing is held, so there is no fence to claim. Write"
+            " `with transaction.atomic():`; or add a Limit, so that a late holder cannot write.",
+        )
     while True:
         is_claimed = False
         try:
             with transaction.atomic(using=using, durable=True):
                 # In one order, whatever order the locks were taken in: each claim locks a row.
-                parts, at = sorted(lease.parts, key=_name), timezone.now()
+                parts, at = sorted(fenced, key=_name), timezone.now()
                 missing = [part for part in parts if not _claim(part, using, at)]
                 if is_claimed := not missing:
                     yield

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django_redislock import logs, misuse, process, signals, transactions
 from django_redislock.backends.registry import backends
 from django_redislock.deadlocks import Lookout
-from django_redislock.exceptions import LockError, LockTimeout, LockUnavailable
+from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.holder import (
     LOCAL,
     current_holder,
@@ -266,14 +266,7 @@ class Handle:
 
     def _refuse(self, outcome: object) -> NoReturn:
         assert isinstance(outcome, Busy)
-        raise LockTimeout(
-            outcome.name,
-            outcome.holder,
-            outcome.expires_in,
-            outcome.cooling,
-            self._options.using,
-            outcome.reason,
-        )
+        raise outcome.timeout(self._options.using)
 
     def _new_entry(self, *, block: bool) -> Entry:
         if self._options.atomic is not None and not block:

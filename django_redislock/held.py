@@ -19,7 +19,7 @@ from django_redislock import clock, logs, signals
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
 from django_redislock.deadlocks import LOOK_WITHIN, circle_of
-from django_redislock.exceptions import InvalidLockName, LockTimeout, LockUnavailable
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held_lock import (
     STATES,
     Detail,
@@ -424,14 +424,7 @@ def pause(
         audit.warning(text, attempt.name, using, ttl, by, reason, extra=extra)
         raise
     if isinstance(outcome, flows.Busy):
-        raise LockTimeout(
-            attempt.name,
-            outcome.holder,
-            outcome.expires_in,
-            outcome.cooling,
-            using,
-            outcome.reason,
-        )
+        raise outcome.timeout(using)
     extra = logs.of(lock=attempt.name, alias=using, lease=attempt.id, reason=reason or None)
     begun = isinstance(outcome, Granted)
     text = (
@@ -499,6 +492,8 @@ def why_not_released(name: str, *, permit: int | None = None, using: str = DEFAU
     lock = get(name, permit=permit, using=using)
     if lock is None:
         return "Nobody holds it."
+    if lock.state == "rate":
+        return "It is a rate, which nobody holds: there is nothing to release."
     if lock.state == "foreign":
         return f"Its key now holds {lock.strange}."
     return visible(f"Somebody else holds it now: {lock.owner}, by lease {lock.id}.")
@@ -548,6 +543,8 @@ def _read_look(
     state: State = "held"
     if holding.state == "foreign":
         state = "foreign"
+    elif look.rated:
+        state, expires_in = "rate", look.rated.due_in
     elif expires_in is None:
         state = "no-expiry"
     elif holding.owner.operator:
@@ -574,8 +571,9 @@ def _read_look(
         newer_format=holding.newer_format,
         handed_over=holding.is_baton,
         waits_for=look.wait.name if look.wait else "",
+        starts_left=look.rated.starts_left if look.rated else None,
         circle=_circle(backend, look, until),
-        gone=not (state == "cooling" or holding.is_baton)
+        gone=not (state in {"cooling", "rate"} or holding.is_baton)
         and is_gone(holding.owner.host, holding.owner.pid, holding.owner.birth),
     )
 

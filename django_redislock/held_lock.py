@@ -100,7 +100,7 @@ def known_facts(*facts: Fact) -> list[Fact]:
     return [fact for fact in facts if fact.value not in {None, "", ()}]
 
 
-State = Literal["held", "cooling", "paused", "overdue", "no-expiry", "foreign"]
+State = Literal["held", "cooling", "paused", "overdue", "no-expiry", "foreign", "rate"]
 STATES = (*get_args(State), "permit")  # A selection may name these.
 Ended = Literal["done", "failed", "forced", "expired"]
 
@@ -129,6 +129,7 @@ class HeldLock(Jsonable):
     handed_over: bool = False  #: The bearer of a baton may take it up; its owner made the baton.
     waits_for: str = ""  #: The lock that its holder waits for, once it has waited for a second.
     circle: str = ""  #: If that wait can never end: the circle of holders and locks.
+    starts_left: int | None = None  #: Of a rate: how many starts may be made at once now.
     number: int = 1  #: Of the permit, by its key.
 
     @property
@@ -160,6 +161,8 @@ class HeldLock(Jsonable):
         """A clause to follow ``expires_in``: what becomes of the lock then; "" if unknown."""
         if self.expires_in is None or self.state == "foreign":
             return ""
+        if self.state == "rate":
+            return "when the next start is due"
         if self.handed_over:
             return "unless it is taken up"
         is_free = self.state == "cooling" or self.owner.operator
@@ -171,7 +174,7 @@ class HeldLock(Jsonable):
 
         Its next renewal puts that right; if its owner is dead, only an operator can.
         """
-        if self.state == "cooling" or self.expires_in is None or self.ttl is None:
+        if self.state in {"cooling", "rate"} or self.expires_in is None or self.ttl is None:
             return False
         return self.expires_in > self.ttl + CLOCK_SLACK
 
@@ -233,6 +236,7 @@ class HeldLock(Jsonable):
             Fact("TTL", self.ttl, "duration"),
             Fact("Renewals", self.renewals if ours else None),
             Fact("Waiters", self.waiters),
+            Fact("Starts left", self.starts_left),
             Fact("Fence", self.fence),
             Fact("Lease" if ours else "Id", self.id),
             Fact("Alias", self.alias),

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django_redislock import misuse, process
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.handle import REFUSED, Entry, Handle, awaits_commit
+from django_redislock.holder import current_owner, new_holder
 from django_redislock.lease import Lease
 from django_redislock.misuse import check_callback
-from django_redislock.rules.flows import Busy, Done, Finished
-from django_redislock.rules.forms import Form
+from django_redislock.rules.arguments import LONGEST
+from django_redislock.rules.flows import Busy, Done, Finished, undo_attempt
+from django_redislock.rules.forms import Form, StartAttempt
+from django_redislock.rules.limit import Limit, Rate
 from django_redislock.rules.steps import together
 
 if TYPE_CHECKING:
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
     from django_redislock.exceptions import LostReason
     from django_redislock.rules.flows import RunMarker
-    from django_redislock.rules.forms import Release
-    from django_redislock.rules.limit import Limit
+    from django_redislock.rules.forms import Attempt, Release
+    from django_redislock.rules.lease_state import Granted
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow
 
@@ -49,7 +52,8 @@ class JointLease(Lease):
 
     Attributes:
         name: All names, in the order in which they were taken.
-        fence: The greatest of *fences*. Comparable only between leases of the same names.
+        fence: The greatest of *fences*. Comparable only between leases of the same names. None
+            if there are only rates.
         parts: The lease of each name. Each is renewed by itself, and operators see each as a row.
     """
 
@@ -68,7 +72,8 @@ class JointLease(Lease):
         self._process = process.current
         self.name = ", ".join(part.name for part in parts)
         self.template = ", ".join(part.template for part in parts)
-        self.fence = max(part.fence for part in parts)
+        # mypy: see StartLease.
+        self.fence = max(self.fences.values(), default=None)  # type: ignore[assignment]
         self.granted_at = max(part.granted_at for part in parts)
         self.is_of_run = any(part.is_of_run for part in parts)
         first = parts[0]
@@ -169,6 +174,28 @@ class JointLease(Lease):
 
     def _hand_over(self, within: float | timedelta) -> NoReturn:
         raise misuse.is_joint(self.name)
+
+
+class StartLease(Lease):
+    """A start that was made under a rate. Nothing is held, so it never ends, and is never lost.
+
+    It has no fence. (Its type says that it has: only code that takes rates alone meets it.)
+    """
+
+    is_confirmed = True
+    ends = deadline = hold_until = math.inf
+
+    def __init__(self, attempt: StartAttempt, granted: Granted, *whose: Any) -> None:
+        super().__init__(attempt, granted, *whose)
+        self.fence = None  # type: ignore[assignment]
+        self.ends = self.deadline = self.hold_until = self.ttl = math.inf
+
+    def __del__(self) -> None:
+        """Nothing: it needs no release."""
+
+    def renewing(self, ttl: float | None, until: float = -math.inf) -> Flow[None]:
+        return
+        yield
 
 
 Outcome = Lease | Busy | Done | Finished
@@ -311,6 +338,76 @@ class Part(Handle):
         )
 
 
+class RatePart(Part):
+    """A rate of a joint lock. Its start was made once it is granted: that needs no release."""
+
+    __slots__ = ("_rate", "_reserved")
+
+    def __init__(self, rate: Rate, reserved: dict[str, str] | None, *of_part: Any) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            rate: The rate.
+            reserved: The tokens of starts that are reserved, by name; None if none is to be.
+            of_part: See Part.
+        """
+        super().__init__(*of_part)
+        self._rate, self._reserved = rate, reserved
+        # Nothing ends, and an answer is never too late.
+        self._terms = replace(self._terms, ttl=LONGEST, max_hold=math.inf)
+
+    def nest(self) -> None:
+        """Nothing: each acquire takes a start of its own."""
+
+    def _first_try(self, entry: Entry) -> Attempt:
+        if not entry.backend.supports_rates:
+            raise misuse.keeps_no_rates(entry.backend.alias, self.name)
+        form = StartAttempt(self.name, current_owner(), entry.terms, template=self.template)
+        form.every, form.burst = math.ceil(self._rate.between * 1e6), self._rate.at_once
+        if self._reserved is not None:
+            form.reserves, form.claimed = True, self._reserved.get(self.name, "")
+        return form
+
+    def _ask(self, entry: Entry, form: Attempt, since: float) -> Flow[Outcome]:
+        outcome = yield from super()._ask(entry, form, since)
+        if self._reserved is not None:
+            self._reserved.pop(self.name, None)
+            if isinstance(outcome, Busy) and outcome.of_rate:
+                self._reserved[self.name] = form.token
+        return outcome
+
+    def _take_over(self, entry: Entry, form: Attempt, granted: Granted) -> Lease:
+        assert isinstance(form, StartAttempt)
+        whose = new_holder(for_block=entry.block)
+        lease = entry.lease = StartLease(form, granted, *whose, entry.backend)
+        return lease
+
+    def _undo_of(self, entry: Entry) -> Flow[bool]:
+        assert entry.attempt is not None
+        return undo_attempt(entry.attempt)
+
+    def tell_acquired(self, since: float) -> Flow[None]:
+        return
+        yield
+
+    def await_others(self) -> None:
+        """Nothing: it lasts."""
+
+    def beginning(self, until: float) -> Flow[None]:
+        return
+        yield
+
+    def let_go(self, success: bool) -> None:
+        """Nothing: it was made."""
+
+    def releasing(self, success: bool) -> Flow[None] | None:
+        """None: it needs no release."""
+        return None
+
+    def of_transactions(self) -> Part:
+        return self
+
+
 class _FirstTry(Form):
     """The first try for several locks, left to the flow: it asks for all of them in one go."""
 
@@ -323,11 +420,13 @@ class _FirstTry(Form):
 class JointHandle(Handle):
     """The entries of one handle of several locks: the private half of lock.JointLock."""
 
-    __slots__ = ("_templates", "_wanted")
+    __slots__ = ("_reserved", "_templates", "_wanted")
 
-    # In the order in which they are taken: names, with the limit in the options; or limits.
-    _wanted: tuple[str | Limit, ...]
+    # In the order in which they are taken: names, with the limit in the options; or limits, and
+    # then rates.
+    _wanted: tuple[str | Limit | Rate, ...]
     _templates: Mapping[str, str]  # By name; a name without one is its own.
+    _reserved: dict[str, str] | None  # See RatePart.
 
     # --- acquire ------------------------------------------------------------------------------
 
@@ -338,7 +437,7 @@ class JointHandle(Handle):
         ]
         return entry
 
-    def _part(self, wanted: str | Limit, entry: Entry, *, is_first: bool) -> Part:
+    def _part(self, wanted: str | Limit | Rate, entry: Entry, *, is_first: bool) -> Part:
         name, limit = name_and_limit(wanted, self._options)
         # The first lock keeps the record of a run.
         run, once = (self._run, self._options.once) if is_first else (None, 0.0)
@@ -348,7 +447,10 @@ class JointHandle(Handle):
         theirs = Entry(entry.backend, terms, entry.block)
         belongs_to = self.name if len(self._wanted) > 1 else ""
         template = self._template_of(name)
-        return Part(name, options, run, theirs, belongs_to, type(self), template)
+        of_part = name, options, run, theirs, belongs_to, type(self), template
+        if isinstance(wanted, Rate):
+            return RatePart(wanted, self._reserved, *of_part)
+        return Part(*of_part)
 
     def _template_of(self, name: str) -> str:
         return self.template if name == self.name else self._templates.get(name, name)
@@ -466,17 +568,18 @@ class JointHandle(Handle):
             yield from super()._tell_released(part.entry, success)
 
 
-def name_and_limit(wanted: str | Limit, options: Options) -> tuple[str, int | None]:
-    """The name and the limit of one of several locks.
+def name_and_limit(wanted: str | Limit | Rate, options: Options) -> tuple[str, int | None]:
+    """The name and the limit of one of several locks; a rate has none.
 
     Raises:
-        LockMisuse: Its limit is a function of arguments, and there are none.
+        LockMisuse: Its limit or rate is a function of arguments, and there are none.
     """
     if isinstance(wanted, str):
         return wanted, options.limit
-    if callable(wanted.number):
+    value = wanted.number if isinstance(wanted, Limit) else wanted.rate
+    if callable(value):
         raise misuse.counts_arguments(wanted.name)
-    return wanted.name, wanted.number
+    return wanted.name, value if isinstance(value, int) else None
 
 
 def _from_first_lacking(parts: Sequence[Part]) -> list[Part]:

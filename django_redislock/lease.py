@@ -200,8 +200,8 @@ class Lease(LeaseState):
 
     @property
     def fences(self) -> dict[str, int]:
-        """The fencing token of each name."""
-        return {part.name: part.fence for part in self.parts}
+        """The fencing token of each name; a rate has none."""
+        return {part.name: part.fence for part in self.parts if part.fence is not None}
 
     @property
     def alias(self) -> str:

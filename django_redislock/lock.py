@@ -28,7 +28,7 @@ from django_redislock.options import (
     lock_options,
     taking,
 )
-from django_redislock.rules.limit import Limit, check_limits, each_once
+from django_redislock.rules.limit import Limit, Rate, check_limits, check_rates, each_once
 from django_redislock.rules.names import (
     Written,
     check_limited,
@@ -94,7 +94,9 @@ def distributed_lock(*names: str, **options: Unpack[LockArguments]) -> Lock:
                 "limits=[...] has the names and how many may hold each: leave out names and limit"
                 " beside it."
             )
-        return JointLock(check_limits(limits), how)
+        checked_limits = check_limits(limits)
+        check_rates(checked_limits, options)
+        return JointLock(checked_limits, how)
     if len(names) != 1:
         try:
             return JointLock(several_names(names), how)
@@ -384,23 +386,28 @@ class JointLock(Lock, JointHandle):
 
     def __init__(
         self,
-        wanted: tuple[str | Limit, ...],
+        wanted: tuple[str | Limit | Rate, ...],
         options: Options,
         run: RunMarker | None = None,
         place: str = "",
         templates: Mapping[str, str] = NO_TEMPLATES,
+        reserved: dict[str, str] | None = None,
     ) -> None:
         """Take nothing yet.
 
         Args:
-            wanted: Names, with the limit in *options*, or limits; in the order in which they are
-                taken.
+            wanted: Names, with the limit in *options*, or limits and then rates; in the order in
+                which they are taken.
             options: Those of each lock.
             run: The run of a task. The first lock keeps its record.
             place: Where the decorator stands.
             templates: For each name that was formatted: the name as it was written.
+            reserved: The tokens of starts that are reserved, by the name of the rate: one that is
+                not due is put there. None: no start is to be reserved.
         """
         for one in wanted:
+            if isinstance(one, Rate):
+                continue
             name, limit = (one, options.limit) if isinstance(one, str) else (one.name, one.number)
             if limit not in {None, 1}:
                 check_limited(name)
@@ -409,7 +416,7 @@ class JointLock(Lock, JointHandle):
         if templates:  # Of a decorator: it formats all names.
             template = Written(template)
         super().__init__(", ".join(names), options, run, place, template)
-        self._wanted, self._templates = wanted, templates
+        self._wanted, self._templates, self._reserved = wanted, templates, reserved
 
     @property
     def _written(self) -> str:
@@ -423,22 +430,28 @@ class JointLock(Lock, JointHandle):
             Written(one): formatter(one, function) for one in self._wanted if isinstance(one, str)
         }
         limits = {
-            Written(one.name): one.maker(function) for one in self._wanted if isinstance(one, Limit)
+            Written(one.name): one.maker(function)
+            for one in self._wanted
+            if not isinstance(one, str)
         }
 
         def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Lock:
-            wanted: tuple[str | Limit, ...]
+            wanted: tuple[str | Limit | Rate, ...]
             templates = {name_of(args, kwargs): template for template, name_of in names.items()}
             wanted = in_order(templates)
             if limits:
-                wanted = each_once(limit_of(args, kwargs) for limit_of in limits.values())
-                templates = {one.name: of for one, of in zip(wanted, limits, strict=True)}
+                made = each_once(limit_of(args, kwargs) for limit_of in limits.values())
+                wanted, templates = (
+                    made,
+                    {one.name: of for one, of in zip(made, limits, strict=True)},
+                )
             return JointLock(wanted, options, None, place, templates)
 
         return make
 
     def _look(self, backend: Backend) -> Flow[bool]:
-        wanted = [name_and_limit(one, self._options) for one in self._wanted]
+        held = [one for one in self._wanted if not isinstance(one, Rate)]
+        wanted = [name_and_limit(one, self._options) for one in held]
         return backend.is_taken([(check_name(name), limit) for name, limit in wanted])
 
 

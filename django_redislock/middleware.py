@@ -23,16 +23,16 @@ logger = logs.logger("django_redislock.request")
 
 
 class LockErrorsMiddleware(MiddlewareMixin):
-    """Turn a LockTimeout of a view into 409, and a LockUnavailable into 503.
+    """Turn a LockTimeout of a view into 409, or 429 of a Rate; and a LockUnavailable into 503.
 
     The answer names neither the lock nor its holder; the log does. A subclass may change these:
 
     Attributes:
-        busy_status: The status if a lock is busy: 409, 423 or 503, say.
+        busy_status: The status if a lock is busy: 409, 423 or 503, say. That of a Rate is 429.
         longest_retry_after: The most seconds, or a timedelta, in Retry-After while somebody holds
             the lock; None means the setting LONGEST_RETRY_AFTER of its alias. The holder may
-            release the lock sooner, or renew its lease. For a lock that cools down, Retry-After is
-            exact.
+            release the lock sooner, or renew its lease. For a Rate, and for a lock that cools down,
+            Retry-After is exact.
     """
 
     busy_status = 409
@@ -56,17 +56,20 @@ class LockErrorsMiddleware(MiddlewareMixin):
         if isinstance(exception, LockTimeout):
             extra = logs.of(lock=exception.name, alias=exception.alias, reason="busy")
             says = "Answered a request with %s: %s"
-            logger.warning(says, self.busy_status, exception, extra=extra)
+            status = 429 if exception.rate else self.busy_status
+            logger.warning(says, status, exception, extra=extra)
             text = "Somebody else is at this. Try again in {} s; it may take longer."
             wait = exception.expires_in or 0
-            if exception.cooling:
+            if exception.rate:
+                text = "Too many of these were made. Try again in {} s."
+            elif exception.cooling:
                 text = "This was done already. Try again in {} s."
             else:
                 wait = min(wait, self._longest_retry_after(exception.alias))
             if math.isinf(wait):  # The lease never ends by itself, and there is no bound.
                 wait = Conf.longest_retry_after
             seconds = max(1, math.ceil(wait))
-            response = _answer(request, text.format(seconds), self.busy_status)
+            response = _answer(request, text.format(seconds), status)
             response["Retry-After"] = str(seconds)
             return response
         if isinstance(exception, LockUnavailable):

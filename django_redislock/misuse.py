@@ -370,11 +370,20 @@ def hands_nothing_over(alias: str, name: str) -> LockMisuse:
     )
 
 
+def keeps_no_rates(alias: str, name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        f"REDISLOCK[{alias!r}] is a quorum, where no server alone counts starts. Keep the Rate on"
+        " an alias with one server, by `using`.",
+    )
+
+
 def counts_arguments(name: str) -> LockMisuse:
     return LockMisuse(
         name,
-        "the number of its limit is a function of arguments, and a block has none. Write the number"
-        " there; or write @distributed_lock(limits=[...]) above a function that takes them.",
+        "the number of its limit, or its rate, is a function of arguments, and a block has none."
+        " Write the value there; or write @distributed_lock(limits=[...]) above a function that"
+        " takes them.",
     )
 
 

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
-from django_redislock.rules.limit import Limit, check_limits
+from django_redislock.rules.limit import Limit, Rate, check_limits
 from django_redislock.rules.names import signature_of
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_COMBINATIONS, MOST_PERMITS, Options
 
@@ -150,13 +150,13 @@ class Arguments(LeaseArguments, total=False):
         ),
     ]
     limits: Annotated[
-        Sequence[Limit] | None,
+        Sequence[Limit | Rate] | None,
         Option(
             "In place of a name and a limit: locks with a limit each, all taken or none. Write"
             " the narrowest first, so that nobody keeps a wide one while waiting for a narrow one,"
             " and the same order everywhere. Above a function, names are format strings over its"
             " arguments, and a number may be a function of them. The first one names the lock of a"
-            " job, for records.",
+            " job, for records. A ``Rate`` among them is asked for last.",
             lambda value, argument: check_limits(value),
         ),
     ]

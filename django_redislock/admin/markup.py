@@ -37,6 +37,7 @@ STATES = {
         "A renewal was due and was missed: its owner is stopped, cut off or dead.",
     ),
     "no-expiry": ("no expiry", "Its key has no expiry, so it would never become free."),
+    "rate": ("rate", "No lock, but a Rate: it counts starts, and nobody holds it."),
     "foreign": ("foreign", "Its key holds a value that is no lock of ours."),
 }
 

@@ -271,7 +271,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "problems": {visible(alias): problem for alias, problem in problems.items()},
             "locks": locks,
             "changed": changed,
-            "at_work": states - {"cooling", "foreign", "paused"},
+            "at_work": states - {"cooling", "foreign", "paused", "rate"},
             "states": states,
         }
         template = "admin/django_redislock/heldlock/force_release_confirmation.html"

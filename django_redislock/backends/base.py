@@ -84,6 +84,7 @@ class Backend(ABC):
     supports_majority = False  # A majority of its servers decides, so some may stay away.
 
     supports_queues = True  # Waiters queue up, and so can see whether they wait in a circle.
+    supports_rates = True  # It counts the starts under a Rate.
     supports_batons = True  # A lease can be handed over to the bearer of a baton.
     supports_records = True  # What becomes of runs and calls is kept, not only who holds a lock.
 

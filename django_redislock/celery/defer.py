@@ -277,6 +277,7 @@ def defer(
     seconds: float,
     *,
     turn: Turn | None = None,
+    due: float | None = None,
     until: float | None = None,
     started: bool = False,
 ) -> Deferred:
@@ -289,6 +290,7 @@ def defer(
             broker would deliver again.
         turn: Its turn in the line of deferred runs. It says how long the pause is, in place of
             *seconds*.
+        due: Seconds until a start that it has reserved is due. They are the pause then.
         until: When to be back at the latest, in seconds since the epoch.
         started: Whether an earlier delivery has started the work, and so was in time. Then this one
             does not expire: it is there in case that one dies.
@@ -300,7 +302,9 @@ def defer(
     before = carried(task.request.headers)
     tries = int(before.get("tries", 0))
     now = time.time()
-    if turn is None:
+    if due is not None:
+        tries, pause = 0, due
+    elif turn is None:
         tries += 1
         pause = FIRST_PAUSE * 2 ** min(tries - 1, 10) * random.uniform(0.6, 1.0)
         pause = min(pause, seconds + MARGIN)

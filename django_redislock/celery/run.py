@@ -41,6 +41,7 @@ from django_redislock.lease import Baton, Lease
 from django_redislock.lock import TakingUp
 from django_redislock.process import cached_property, chain_of
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
+from django_redislock.rules.limit import Limit
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
 
 if TYPE_CHECKING:
@@ -185,6 +186,9 @@ class TaskRun(JobRun):
         self.delivered = is_delivered(request) and not calls_itself
         self._most_starts: int | None = None  # How many starts may not end; None: not counted.
         self.call = ""  # Which of the calls under its id it is, if the caller chose the id.
+        if self.delivered and (self._is_patient or self._body_has_started):
+            reserved = carried(request.headers).get("reserved")
+            self.reserved = dict(reserved) if isinstance(reserved, dict) else {}
         if self.delivered:
             self.call = carried(request.headers).get("call") or ""
             self._most_starts = self.options.give_up_after
@@ -264,6 +268,8 @@ class TaskRun(JobRun):
         """Wait here for a busy lock if its turn is near, or if it cannot go back to the broker."""
         since = backends[self.options.using].clock()
         # It is to be deferred until others have had their turn; see _end_as_busy().
+        if busy.of_rate and self.reserved is not None:
+            return busy  # It has a start of its own, and comes back when that is due.
         if (
             self.delivered
             and not self._is_own(busy)
@@ -304,7 +310,11 @@ class TaskRun(JobRun):
             leave(self.task, self._line, self.id)
             carry(self.request, ticket=None)
         carry(self.request, line=busy.name if busy.name != self.name else None)
-        numbers = [limit.number for limit in self.limits if limit.name == busy.name]
+        numbers = [
+            limit.number
+            for limit in self.limits
+            if isinstance(limit, Limit) and limit.name == busy.name
+        ]
         permits = numbers[0] if numbers else self.options.limit
         return stand(self.task, busy, permits if isinstance(permits, int) else 1)
 
@@ -326,12 +336,13 @@ class TaskRun(JobRun):
     def _work(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         """Execute the body under the lock, or without it if Redis does not answer."""
         # Without an answer Redis could not count it either.
-        if self._most_starts and lease is not None:
+        if self._most_starts and lease is not None and lease.fence is not None:
             return self._count_start(body, lease, self._most_starts)
         if self.delivered and self._is_noted:
             self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
-            carry(self.request, tries=None, since=None, raised=None, deferred=None)
+            done = dict.fromkeys(("tries", "since", "raised", "deferred", "reserved"))
+            carry(self.request, **done)
         result = self.run_body(partial(self._judge, body), lease)
         if not self.goes_on:
             return result
@@ -569,8 +580,11 @@ class TaskRun(JobRun):
         extra = self.log_fields(lock=busy.name, reason="busy")
         self.logger.info(says, self, busy.name, busy, why, extra=extra)
         turn = None if started else self._turn
+        due = busy.expires_in if busy.of_rate else None
+        if self.reserved is not None:
+            carry(self.request, reserved=self.reserved or None)
         carry(self.request, deferred=_deferred_again(self.request, busy.holding.owner.place))
-        return defer(self.task, busy.expires_in, turn=turn, until=until, started=started)
+        return defer(self.task, busy.expires_in, turn=turn, due=due, until=until, started=started)
 
     # --- its call in the broker's queue, see queued.py and line.py ----------------------------
 

@@ -196,7 +196,7 @@ def keyspace(server: Server) -> Iterator[Finding]:
         odd += odd_here
         newer += [lock.name for lock in locks if lock.newer_format is not None]
         for lock in locks:
-            if lock.state not in {"cooling", "foreign"} and not lock.owner.operator:
+            if lock.state not in {"cooling", "foreign", "rate"} and not lock.owner.operator:
                 limits.setdefault(lock.key.name, set()).add(lock.owner.limit)
             if lock.waiters:
                 waited_for.add(lock.key.name)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from inspect import currentframe
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from django.conf import settings
 from django.utils.timezone import get_default_timezone
@@ -20,11 +20,9 @@ from django_redislock.misuse import generates, is_awaited
 from django_redislock.monitors import Monitor, check_monitors
 from django_redislock.options import Arguments, Option, Seconds, checked, options_in
 from django_redislock.rules.arguments import flag, period, seconds
+from django_redislock.rules.limit import Limit, Rate, check_rates
 from django_redislock.rules.names import check_limited, in_period
 from django_redislock.rules.options import Options
-
-if TYPE_CHECKING:
-    from django_redislock.rules.limit import Limit
 
 # --- skipped: the result of a run that did not happen because of its lock -------------------------
 
@@ -208,7 +206,7 @@ class JobOptions:
     on_conflict: str | Callable[[Any], Any]
     on_unavailable: str
     limit: int | None  # How many runs may happen at a time; None: one.
-    limits: tuple[Limit, ...] | None  # A run takes all of them; the first names its lock.
+    limits: tuple[Limit | Rate, ...] | None  # A run takes all of them; the first names its lock.
     using: str
     atomic: str | None  # The database of the transaction around the body.
     min_hold: float
@@ -269,8 +267,10 @@ class JobOptions:
         if self.limits and self.limit is not None:
             raise ValueError("limits say the limit of each lock themselves: leave limit out.")
         for one in self.limits or ():
-            if isinstance(one.number, int) and one.number > 1:
+            if isinstance(one, Limit) and isinstance(one.number, int) and one.number > 1:
                 check_limited(one.name)
+        if self.limits:
+            check_rates(self.limits, given)
         if self.once and self.limits:
             raise ValueError("once and limits exclude each other: once lets one run succeed.")
         if self.once and (self.limit or 1) > 1:

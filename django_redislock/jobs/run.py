@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, process, signals, task_runs
-from django_redislock.exceptions import LockTimeout, LockUnavailable
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.holder import Activity, current_activity, within
 from django_redislock.humanize import duration
 from django_redislock.jobs.options import DATABASE, Conflict, JobOptions, Skipped
@@ -32,9 +32,9 @@ from django_redislock.rules.names import Written, check_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from django_redislock.rules.limit import Limit
+    from django_redislock.rules.limit import Limit, Rate
 
-    LimitsOf = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Limit, ...]]
+    LimitsOf = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Limit | Rate, ...]]
     NameOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 
 Result = TypeVar("Result")
@@ -125,6 +125,7 @@ class JobRun:
     lease: Lease | None = None
     ending: RunOutcome | None = None
     goes_on = False
+    reserved: dict[str, str] | None = None  # Its reserved starts, see joint_handle.RatePart.
     time_limit = math.inf
     aborts_on_lost = False
     asked_at = 0.0  # When it asked for a lock first.
@@ -175,7 +176,7 @@ class JobRun:
         return self.named.name_of(self.args, self.kwargs)
 
     @cached_property
-    def limits(self) -> tuple[Limit, ...]:
+    def limits(self) -> tuple[Limit | Rate, ...]:
         """All limits of a run with several. The first one is its lock, for records."""
         return self.named.limits_of(self.args, self.kwargs) if self.named.limits_of else ()
 
@@ -186,7 +187,7 @@ class JobRun:
             return Lock(self.name, how, self.marker, template=self.template)
         written = zip(self.limits, self.options.limits or (), strict=True)
         templates = {limit.name: Written(of.name) for limit, of in written}
-        return JointLock(self.limits, how, self.marker, templates=templates)
+        return JointLock(self.limits, how, self.marker, templates=templates, reserved=self.reserved)
 
     # --- for functions and commands -----------------------------------------------------------
 
@@ -389,16 +390,17 @@ class JobRun:
                 why, says, known["by"] = "done", f"done, by {by}", by
             case Busy(name=name, cooling=cooling, holder=holder):
                 if self.options.on_conflict == "raise":
-                    left, using = found.expires_in, self.options.using
-                    raise LockTimeout(name, holder, left, cooling, using, found.reason)
+                    raise found.timeout(self.options.using)
                 why = "cooling" if cooling else "busy" if found.reason is None else "paused"
-                known["by" if cooling else "holder"] = holder
+                if not found.of_rate:
+                    known["by" if cooling else "holder"] = holder
                 remark = found.reason or remark
                 if not remark and name != self.name:
-                    remark = f"of its limits, {name!r} is taken"
+                    remark = f"of its limits, {name!r} is {found if found.of_rate else 'taken'}"
                 if remark:
                     known["reason"] = remark
-                ago, left = (ago, found.expires_in) if cooling else (None, None)
+                ago = ago if cooling else None
+                left = found.expires_in if cooling or found.of_rate else None
         if ago is not None:
             known["ago"] = round(ago, 3)
             says += f", {duration(ago)} ago"

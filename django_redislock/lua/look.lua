@@ -3,8 +3,9 @@
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters (beyond 1000,
 --         all), server time in ms, id, description of a key that is not ours, see _sight.lua; value
---         of waits, or '', see note_wait.lua}
-local LOCK, QUEUE, FENCE, PAST, HELD, WAITS = unpack(KEYS)
+--         of waits, or '', see note_wait.lua; of the rate of a free lock: the starts left "|" ms until
+--         the next is due "|" its last start, see _starts.lua}
+local LOCK, QUEUE, FENCE, PAST, HELD, WAITS, RATE = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
@@ -44,4 +45,18 @@ local wait = state_of(value) == 'h' and redis.pcall('GET', WAITS) or ''
 if type(wait) ~= 'string' or string.sub(wait, 1, 16) ~= id then
   wait = '' -- not ours, or of an earlier lease
 end
-return { value, left, waiting, digits(ms), id, strange, string.sub(wait, 1, SIGHT) }
+local rate = ''
+if left == -2 and call('EXISTS', RATE) == 1 then
+  -- include _starts
+  local last = redis.pcall('ZRANGE', RATE, 0, 0)[1] or ''
+  local every, burst = string.match(last, LAST)
+  if every then
+    local now = tonumber(clock())
+    local busy_for = math.max(redis.pcall('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] - now, 0)
+    local starts = math.max(burst - math.ceil(busy_for / every), 0)
+    local due = math.max(busy_for - (burst - 1) * every, 0)
+    rate = digits(starts) .. '|' .. digits(math.ceil(due / 1000)) .. '|' .. string.sub(last, 1, SIGHT)
+    waiting = redis.pcall('ZCOUNT', RATE, digits(now + burst * every + 1), '+inf') / 2
+  end
+end
+return { value, left, waiting, digits(ms), id, strange, string.sub(wait, 1, SIGHT), rate }

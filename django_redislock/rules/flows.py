@@ -16,8 +16,8 @@ import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.humanize import visible
+from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.humanize import duration, visible
 from django_redislock.rules import scripts
 from django_redislock.rules.lease_state import (
     CONFIRMS,
@@ -34,6 +34,7 @@ from django_redislock.rules.replies import (
     AcquireArgs,
     BusyReply,
     DoneReply,
+    EarlyReply,
     EndlessReply,
     FinishedReply,
     GrantedRing,
@@ -61,8 +62,10 @@ from django_redislock.rules.steps import (
 )
 from django_redislock.rules.stored import (
     NO_MARKERS,
+    RATED,
     Holding,
     Owner,
+    rated,
     read_done,
     read_holding,
     renewal_count,
@@ -106,6 +109,8 @@ class Busy(NamedTuple):
     name: str  # The lock that was not free, if several were wanted.
 
     def __str__(self) -> str:
+        if self.of_rate:
+            return f"a rate, and its next start is due in {duration(self.expires_in)}"
         if self.reason is not None:
             return ": ".join(filter(None, (f"held by {self.holder}", self.reason)))
         return f"{'cooling, taken' if self.cooling else 'busy, held'} by {self.holder}"
@@ -116,9 +121,19 @@ class Busy(NamedTuple):
         return self.holding.holder
 
     @property
+    def of_rate(self) -> bool:
+        """Whether no start was due under a rate. *expires_in* says when one is."""
+        return self.holding.state == RATED
+
+    @property
     def cooling(self) -> bool:
         """Whether nobody holds it: its owner is done, and min_hold keeps it busy."""
         return self.holding.state == "cooling"
+
+    def timeout(self, alias: str) -> LockTimeout:
+        """The error for an acquire that waits no longer."""
+        known = self.holder, self.expires_in, self.cooling, alias, self.reason, self.of_rate
+        return LockTimeout(self.name, *known)
 
     @property
     def reason(self) -> str | None:
@@ -321,6 +336,9 @@ def _end_without_lock(reply: Any, name: str, *, asks_again: bool) -> Busy | Done
         case BusyReply() as busy if not asks_again or isinstance(busy, OwnReply):
             left, now = in_seconds(busy.left_ms), in_seconds(busy.server_ms)
             return Busy(read_holding(busy.value), left, now, name)
+        case EarlyReply() as early:
+            left, now = in_seconds(early.left_ms), in_seconds(early.server_ms)
+            return Busy(rated(early.owner), left, now, name)
         case DoneReply() as done:
             at, owner = read_done(done.marker)
             return Done(str(owner), _since(at, in_seconds(done.server_ms)))
@@ -364,12 +382,14 @@ def _renounce(attempt: Attempt, answer: Answer) -> Flow[NoReturn]:
     raise Unanswered(problem, answer.sent, answer.now, reason)
 
 
-def listens_until(now: float, left_ms: bytes | str | int, give_up: float) -> float:
+def listens_until(
+    now: float, left_ms: bytes | str | int, give_up: float, look_every: float = LOOK_EVERY
+) -> float:
     """Until when a waiter listens for the bell, before it looks at the lock by itself.
 
     It listens until just after the current lease must have ended, or until its wait is over.
     """
-    return min(now + min(in_seconds(left_ms) + 0.001, LOOK_EVERY), give_up)
+    return min(now + min(in_seconds(left_ms) + 0.001, look_every), give_up)
 
 
 def _await_bell(
@@ -391,8 +411,8 @@ def _await_bell(
     Returns:
         The grant, or the time at which to look.
     """
-    now = look.now
-    until = listens_until(now, queued.left_ms, give_up)
+    now, look_every = look.now, attempt.look_every
+    until = listens_until(now, queued.left_ms, give_up, look_every)
     while True:
         due = math.inf if lookout is None else lookout.due
         bell: Bell = yield Listen(attempt.id, min(until, due) - now)
@@ -406,7 +426,7 @@ def _await_bell(
             case None:
                 return now  # Of a newer version, perhaps.
             case LookRing(left_ms=left_ms):
-                until = listens_until(now, left_ms, give_up)
+                until = listens_until(now, left_ms, give_up, look_every)
             case GrantedRing() as ring:
                 if attempt.replicas or attempt.markers != NO_MARKERS:
                     return now  # A ring tells nothing of replicas and done markers.
@@ -459,20 +479,26 @@ def _backoff(failures: int) -> float:
 
 
 def undo_attempt(attempt: Attempt, fence: bytes = b"") -> Flow[bool]:
-    """Leave nothing behind of an attempt; see undo()."""
-    timeout, permit = attempt.terms.operation_timeout, attempt.permit
-    return undo(attempt.name, attempt.token, timeout, permit, attempt.limit, fence)
+    """Leave nothing behind of an attempt; see undone()."""
+    return undone(attempt.leaving(fence))
 
 
 def undo(
+    name: str, token: str, operation_timeout: float, permit: int = 1, limit: int = 1
+) -> Flow[bool]:
+    """Leave nothing behind of an acquire; see leaving() and undone()."""
+    return undone(leaving(name, token, operation_timeout, permit, limit))
+
+
+def leaving(
     name: str,
     token: str,
     operation_timeout: float,
     permit: int = 1,
     limit: int = 1,
     fence: bytes = b"",
-) -> Flow[bool]:
-    """Leave nothing behind of an acquire whose outcome nobody will know (R4).
+) -> Call:
+    """The step that undoes an acquire.
 
     Args:
         name: The lock.
@@ -482,18 +508,24 @@ def undo(
         limit: How many permits there are, if it may have any of them. Then *permit* does not count.
         fence: That of the grant, if the acquire goes on with its token: an undo that comes late, or
             once more, must not end the next grant.
+    """
+    args = (token, fence, limit) if limit > 1 else (token, fence) if fence else (token,)
+    within = undo_within(operation_timeout)
+    permit = 1 if limit > 1 else permit
+    return Call(scripts.LEAVE, name, args, within, shielded=True, permit=permit)
+
+
+def undo_within(operation_timeout: float) -> float:
+    """Seconds for one try to undo an acquire."""
+    return min(UNDO_WITHIN, operation_timeout / 2) / 2
+
+
+def undone(leave: Call) -> Flow[bool]:
+    """Leave nothing behind of an acquire whose outcome nobody will know (R4).
 
     Returns whether the first try was answered; then none is still on its way. If no try was
     answered, a lease that is left behind ends by itself after one ttl.
     """
-    leave = Call(
-        scripts.LEAVE,
-        name,
-        (token, fence, limit) if limit > 1 else (token, fence) if fence else (token,),
-        within=min(UNDO_WITHIN, operation_timeout / 2) / 2,
-        shielded=True,
-        permit=1 if limit > 1 else permit,
-    )
     # Twice: the interrupted step may have waited on a dead connection, and then the first try does
     # no more than give that up.
     for first in (True, False):

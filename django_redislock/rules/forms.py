@@ -17,14 +17,18 @@ from typing import TYPE_CHECKING, Any
 from django_redislock import process
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
+from django_redislock.rules.arguments import LONGEST
 from django_redislock.rules.flows import (
     CIRCLE_AFTER,
+    LOOK_EVERY,
     UNDO_WITHIN,
     answer_to,
     confirmation,
+    leaving,
     listens_until,
     milliseconds,
     take_up,
+    undo_within,
 )
 from django_redislock.rules.lease_state import lost_because, token_of
 from django_redislock.rules.replies import (
@@ -33,6 +37,7 @@ from django_redislock.rules.replies import (
     AcquireArgs,
     GrantedRing,
     QueuedReply,
+    TakeStartArgs,
     read_ring,
     read_try,
 )
@@ -123,12 +128,14 @@ class Attempt(Form):
         blocked_by: The owner who had the lock when the wait began; None before that.
         queues: Whether it stands in the queue if it waits.
         is_pause: Whether it is an operator's: queued before all waiters, unattended.
+        look_every: Seconds after which a waiter looks by itself.
     """
 
     script = scripts.ACQUIRE
     args = len(AcquireArgs._fields) + 1
     queues = True
     is_pause = False
+    look_every = LOOK_EVERY
     blocked_by: bytes | None = None
     _queued: QueuedReply
 
@@ -208,6 +215,11 @@ class Attempt(Form):
         terms = self.terms
         return confirmation(self.name, self.token, terms.first_ttl, terms.renews, permit)
 
+    def leaving(self, fence: bytes = b"") -> Call:
+        """The step that undoes it, or only the grant with this *fence*."""
+        timeout = self.terms.operation_timeout
+        return leaving(self.name, self.token, timeout, self.permit, self.limit, fence)
+
     def take_up(self, lease_id: str, permit: int = 1) -> None:
         """Ask only for the handed-over lease with this id."""
         self.id, self.script, self.args = lease_id, scripts.TAKE_UP, Attempt.args
@@ -236,6 +248,47 @@ class Attempt(Form):
         if handed_over.__class__ is not GrantedRing:
             return None
         return take_up(handed_over, self._queued, self.sent, now, self.terms.first_ttl)
+
+
+class StartAttempt(Attempt):
+    """One acquire of a start under a rate. Nothing is held, so it is not renewed or released.
+
+    Attributes:
+        every: us between two starts.
+        burst: How many may be made at once.
+        claimed: The token by which an earlier acquire has reserved a start; "" for none.
+        reserves: Whether a start that is not due is reserved, for an acquire to come.
+    """
+
+    script = scripts.TAKE_START
+    look_every = math.inf  # The bell only says that a start is due earlier.
+    every: int
+    burst: int
+    claimed = ""
+    reserves = False
+
+    @property
+    def mode(self) -> str:
+        return "reserve" if self.reserves and not self.waits else super().mode
+
+    def call(self, mode: str, ticket: bytes, patience: float, within: float) -> Call:
+        args = TakeStartArgs(
+            token=self.token,
+            id=self.id,
+            claimed=self.claimed,
+            mode=mode,
+            patience=milliseconds(min(patience, LONGEST)),
+            every=self.every,
+            burst=self.burst,
+            owner=self.owner.packed,
+        )
+        listening = self.id if mode == "queue" else ""
+        return Call(self.script, self.name, args, within, listening=listening, patience=patience)
+
+    def leaving(self, fence: bytes = b"") -> Call:
+        args = self.token, self.every
+        within = undo_within(self.terms.operation_timeout)
+        return Call(scripts.GIVE_BACK_START, self.name, args, within, shielded=True)
 
 
 class Release(Form):

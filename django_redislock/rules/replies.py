@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.rules.stored import (
     Holding,
+    RateSeen,
     Wait,
     fence_in,
     noted_lease_id,
+    read_rate,
     read_holding,
     read_lock_value,
     read_noted_lease,
@@ -51,6 +53,19 @@ class AcquireArgs(NamedTuple):
     ticket: bytes  # b"0" for a new one.
     markers: str  # See DoneMarkers.packed.
     renews: str
+    owner: bytes
+
+
+class TakeStartArgs(NamedTuple):
+    """See lua/take_start.lua."""
+
+    token: str
+    id: str
+    claimed: str
+    mode: str  # "try", "queue", "reserve" or "last".
+    patience: int  # ms
+    every: int  # us
+    burst: int
     owner: bytes
 
 
@@ -113,6 +128,15 @@ class SplitReply(BusyReply):
     """The vote of a quorum is split: no owner is known to have a majority of the servers."""
 
 
+class EarlyReply(NamedTuple):
+    """No start is due under the rate."""
+
+    word: bytes
+    left_ms: int  # Until one is.
+    owner: bytes  # Of the last start.
+    server_ms: int
+
+
 class DoneReply(NamedTuple):
     """A `once` of this name is done."""
 
@@ -146,6 +170,7 @@ _TRIES: dict[bytes, Any] = {
     b"busy": BusyReply,
     b"own": OwnReply,
     b"split": SplitReply,
+    b"early": EarlyReply,
     b"done": DoneReply,
     b"finished": FinishedReply,
     b"endless": EndlessReply,
@@ -179,6 +204,7 @@ class LookReply(NamedTuple):
     id: bytes
     strange: bytes  # If the value is not ours: its type and size, see lua/_sight.lua.
     note: bytes = b""  # What its holder waits for.
+    rate: bytes = b""  # Of a free lock, see stored.read_rate().
     where: str = ""  # On which servers, if there are several: "host:6379", or "2 of 3".
 
     @property
@@ -187,10 +213,15 @@ class LookReply(NamedTuple):
         return int(self.left_ms) == FREE
 
     @property
+    def rated(self) -> RateSeen | None:
+        """The rate of that name; None if there is none, or somebody has the lock."""
+        return read_rate(self.rate)
+
+    @property
     def holding(self) -> Holding | None:
-        """The current lease; None if the lock is free."""
+        """The current lease, or what stands in its place under a rate; None if the lock is free."""
         if self.is_free:
-            return None
+            return self.rated and self.rated.holding
         return read_holding(self.value, self.id.decode(), self.strange.decode())
 
     @property

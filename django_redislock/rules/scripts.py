@@ -74,6 +74,8 @@ INSPECT = _load("inspect")
 NOTE_WAIT = _load("note_wait")
 FOLLOW_WAIT = _load("follow_wait")
 NAMES = _load("names")
+TAKE_START = _load("take_start")
+GIVE_BACK_START = _load("give_back_start")
 
 # Of jobs alone:
 SKIP = _load("skip")

@@ -215,7 +215,7 @@ class Holding:
 
     id: str  # The lease id. Of a value that is not ours, an id made of it: see lua/_sight.lua.
     owner: Owner
-    state: str  # "held", "unconfirmed" (handed over), "cooling" or "foreign".
+    state: str  # "held", "unconfirmed" (handed over), "cooling", "rate" or "foreign".
     fence: int | None = None
     since: float | None = None  # Server time of the grant, seconds since the epoch.
     ttl: float | None = None  # Seconds it lasts unless renewed.
@@ -231,6 +231,43 @@ class Holding:
         if self.newer_format is None:
             return str(self.owner)
         return f"{self.owner}, which runs a newer version of django_redislock (update this one too)"
+
+
+RATED = "rate"  # The state of what is no lock, but a rate.
+
+
+class RateSeen(NamedTuple):
+    """A rate as it stands, see lua/look.lua. Durations are seconds."""
+
+    starts_left: int  # How many may be made at once now.
+    due_in: float  # Until the next one may be made.
+    between: float  # From one start to the next.
+    burst: int
+    at: float  # Of the last start, in seconds since the epoch.
+    id: str
+    owner: Owner
+
+    @property
+    def holding(self) -> Holding:
+        """It, as a lock that nobody holds."""
+        return rated(self.owner, id=self.id, since=self.at)
+
+
+def read_rate(data: bytes) -> RateSeen | None:
+    """Read a rate; None if there is none."""
+    *numbers, lease_id, owner = _fields(data, 7)
+    if not all(is_number(one, 16) for one in numbers):
+        return None
+    starts, due, between, burst, at = map(int, numbers)
+    known = Owner.unpack(owner)
+    return RateSeen(starts, due / 1000, between / 1e6, burst, at / 1000, lease_id, known)
+
+
+def rated(owner: Owner | bytes, **known: Any) -> Holding:
+    """What stands in place of a lease if no start is due: the *owner* of the last one."""
+    if isinstance(owner, bytes):
+        owner = Owner.unpack(owner.decode(errors="replace"))
+    return Holding(**{"id": "", **known}, owner=owner, state=RATED)
 
 
 class LockValue(NamedTuple):

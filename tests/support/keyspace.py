@@ -96,6 +96,15 @@ class Keyspace:
     def look(self):
         return self.run(scripts.LOOK)
 
+    def start(self, who, mode="try", *, every=1000, burst=1, patience=86_400_000, claimed=""):
+        """Ask for a start under the rate of that name, one each so many ms."""
+        claimed = claimed and token(claimed)
+        args = token(who), lease_id(who), claimed, mode, patience, 1000 * every, burst, f"by-{who}"
+        return self.run(scripts.TAKE_START, *args, bell(who))
+
+    def give_back_start(self, who, every=1000):
+        return self.run(scripts.GIVE_BACK_START, token(who), 1000 * every)
+
     @property
     def lock(self):
         """What the lock key holds; "" if there is none."""

@@ -210,6 +210,7 @@ class QuorumBackend(Backend):
     supports_majority = True
     supports_queues = False
     supports_batons = False
+    supports_rates = False
     supports_records = False
 
     def __init__(self, conf: Conf) -> None:

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from django_redislock.rules.keys import Keys
     from django_redislock.rules.steps import Call
 
-UNAVAILABLE = "tasks under a lock, hand-overs, and lists, details, pause and force release of locks"
+UNAVAILABLE = (
+    "tasks under a lock, hand-overs, rates, and lists, details, pause and force release of locks"
+)
 
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
 EXACT = 2.0**53  # The same as in lua/_grant.lua.

@@ -1,0 +1,24 @@
+-- starts: the starts under a rate, and their waiters.
+--
+-- rate     a sorted set. A start has its token as member; its score is when the start is over (us). While it is not
+--          due, it has a second member with the same score, the record of its waiter: token(32) "|" every "|" burst
+--          "|" channel "|" id "|" since(us) "|" owner. One member has the score 0, and tells of the rate and of the last start:
+--          every "|" burst "|" when(ms) "|" id "|" owner
+--          every: us between two starts; burst: how many may come at once
+-- A start is due *burst* times *every* before it is over. It stays for KEPT_FOR after that, so a resend finds it.
+
+local KEPT_FOR = 5000000 -- us; the same as LONGEST_OPERATION in rules/options.py
+local LAST = '^(%d+)|(%d+)|(%d+)|(%x+)|(.*)$'
+local WAITER = '^[^|]+|(%d+)|(%d+)|([^|]*)|(%x+)|(%d+)|(.*)$'
+
+-- Takes out the start of *token*, and its waiter if it has one. Returns whether it had one.
+local function drop(token, over)
+  local waited = false
+  for _, member in ipairs(call('ZRANGE', RATE, over, over, 'BYSCORE')) do
+    if string.sub(member, 1, 32) == token then
+      waited = waited or member ~= token
+      call('ZREM', RATE, member)
+    end
+  end
+  return waited
+end

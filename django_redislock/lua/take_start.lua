@@ -1,0 +1,79 @@
+-- take_start: one start under a rate, now or at the time that is answered.
+--
+-- A waiter has its start from when it comes, so nobody overtakes it, and it asks again only when its start is due.
+-- This is the generic cell rate algorithm, as a virtual schedule (ITU-T I.371, annex A): a start is over *every* us
+-- after the one before, or after now if that is later; and it is due *burst* times *every* before it is over.
+--
+-- ARGV  token, id, claimed, mode, patience, every, burst, owner, channel
+--       claimed: the token by which an earlier acquire of this task run has reserved a start, or ''
+--       mode: try, queue (wait for it), reserve (come back for it), last (give it up if it is not due)
+--       patience: ms until a waiter's start is due, at most
+-- returns the fence 0, if the start may be made now; or
+--         {'queued', when it is over in us, ms until it is due, server time in us, 1 if newly queued}
+--         {'early', ms until it is due or would be, of the last start its owner, server time in ms}; or of a pause
+--         {'own', ms until it ends, value of lock or its beginning, server time in ms}
+local LOCK, RATE, HELD = unpack(KEYS)
+-- include _lease
+local token, id, claimed, mode, patience, every, burst, owner, channel = unpack(ARGV)
+-- include _starts
+local us = clock()
+local now = tonumber(us)
+local pause = redis.pcall('GET', LOCK)
+if type(pause) == 'string' and string.sub(pause, 1, 4) == 'hold' then
+  return { 'own', call('PTTL', LOCK), string.sub(pause, 1, SIGHT), milliseconds(us) }
+end
+
+local known, over = token, call('ZSCORE', RATE, token)
+if not over and claimed ~= '' then
+  known, over = claimed, call('ZSCORE', RATE, claimed)
+end
+local busy_until = tonumber(call('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] or 0)
+local is_new = not over
+if is_new then
+  -- Each member takes so long at most. If they take longer, the clock was set back, or starts were rarer before.
+  local latest = busy_until > now and now + call('ZCARD', RATE) * every or now
+  if busy_until > latest then
+    local known = call('ZRANGE', RATE, 1, '+inf', 'BYSCORE', 'WITHSCORES')
+    for i = 1, #known, 2 do
+      call('ZADD', RATE, digits(known[i + 1] - busy_until + latest), known[i])
+    end
+    busy_until = latest
+  end
+  over = math.max(busy_until, now) + every
+else
+  over = tonumber(over)
+end
+local left = over - burst * every - now
+
+-- Adds members with these scores. The rate stays as long as its last start, and is listed as long.
+local function add(...)
+  local last = math.max(busy_until, over)
+  call('ZADD', RATE, ...)
+  call('PEXPIRE', RATE, digits((last - now + KEPT_FOR) / 1000))
+  redis.pcall('ZADD', HELD, 'GT', digits(last / 1000), LOCK)
+end
+
+if left <= 0 then
+  if not is_new then
+    drop(known, over)
+  end
+  call('ZREMRANGEBYSCORE', RATE, '-inf', digits(now - KEPT_FOR))
+  local last = table.concat({ every, burst, digits(milliseconds(us)), id, owner }, '|')
+  add(digits(over), token, 0, last)
+  return '0'
+end
+
+local left_ms = math.ceil(left / 1000)
+local waits = mode == 'queue' and (not is_new or left_ms <= tonumber(patience))
+if not is_new and mode ~= 'try' then
+  drop(known, over)
+end
+if waits or mode == 'reserve' then
+  local rung_at = waits and channel or ''
+  add(digits(over), token, digits(over), table.concat({ token, every, burst, rung_at, id, us, owner }, '|'))
+end
+if waits then
+  return { 'queued', digits(over), left_ms, us, is_new and 1 or 0 }
+end
+local _, _, _, _, its_owner = string.match(call('ZRANGE', RATE, 0, 0)[1] or '', LAST)
+return { 'early', left_ms, its_owner or '', milliseconds(us) }

@@ -1,0 +1,307 @@
+"""A Rate: at most so many starts in a time, for all programs together, alone or beside limits."""
+
+import asyncio
+import math
+import os
+import time
+from datetime import timedelta
+
+import pytest
+from asgiref.sync import sync_to_async
+
+from django_redislock import (
+    Limit,
+    LockMisuse,
+    LockTimeout,
+    LockUnavailable,
+    Rate,
+    distributed_lock,
+    held,
+    single_instance,
+)
+from django_redislock.backends.registry import backends
+from tests.support.matrix import QUORUM, in_turn, places, unscripted
+from tests.support.others import waiters
+from tests.support.stored import keys_of
+from tests.support.waiting import HUNG, await_until
+from tests.support.ways import both_ways, in_thread
+
+HOURLY = Rate("geo", "1/h")
+TENTHS = Rate("geo", "10/s")  # 0.1 s apart.
+SLACK = 0.02  # Seconds by which two clocks that count differ, and a thread comes late.
+
+
+def start(*limits, **options):
+    with distributed_lock(limits=limits, **{"wait": 0, **options}) as lease:
+        return lease
+
+
+def due_in(*limits):
+    """Seconds until a start of these limits is due."""
+    with pytest.raises(LockTimeout) as raised:
+        start(*limits)
+    return raised.value.expires_in
+
+
+async def adue_in(*limits):
+    return await sync_to_async(due_in)(*limits)
+
+
+# --- one rate ---------------------------------------------------------------------------------
+
+
+@in_turn
+@both_ways
+async def test_a_start_is_taken_and_not_given_back_at_the_end(way, place):
+    lock = distributed_lock(limits=[HOURLY], wait=0)
+    async with way.entered(lock):
+        pass
+    with pytest.raises(LockTimeout) as raised:
+        async with way.entered(lock):
+            raise AssertionError("too many")
+    error = raised.value
+    assert error.rate
+    assert error.name == "geo"
+    assert 3590 < error.expires_in <= 3600
+    assert (
+        str(error)
+        == f"Rate 'geo' has no start left; the next one is due in {error.expires_in:.1f} s."
+    )
+
+
+@in_turn
+@both_ways
+async def test_it_has_no_lease_that_could_end(way, place):
+    async with way.entered(distributed_lock(limits=[HOURLY], wait=0)) as lease:
+        assert (lease.held, lease.fence, lease.fences, lease.names) == (True, None, {}, ("geo",))
+        assert lease.expires_in == math.inf
+        assert lease.lost_reason is None
+        await way.ensure_held(lease, verify=True)
+        await way.renew(lease)
+    assert not [name for name in backends["default"].leases if name == "geo"]
+
+
+@in_turn
+@both_ways
+async def test_waiters_start_in_turn_each_when_its_start_is_due(way, place):
+    begun, started = time.monotonic(), []
+
+    async def work():
+        async with way.entered(distributed_lock(limits=[TENTHS], wait=HUNG)):
+            started.append(time.monotonic() - begun)
+
+    waiting = [way.start(work) for _ in range(6)]
+    for one in waiting:
+        await one.result()
+    assert all(at >= 0.1 * number - SLACK for number, at in enumerate(sorted(started)))
+
+
+@in_turn
+def test_a_wait_that_would_be_in_vain_ends_at_once_and_takes_nothing(place):
+    start(HOURLY)
+    before = time.monotonic()
+    for _ in range(5):
+        with pytest.raises(LockTimeout) as raised:
+            start(HOURLY, wait=60)
+        assert 3590 < raised.value.expires_in <= 3600
+    assert time.monotonic() - before < 30
+
+
+@in_turn
+async def test_a_cancelled_waiter_takes_no_start(place):
+    await distributed_lock(limits=[HOURLY], wait=0).aacquire()
+    lasting = distributed_lock(limits=[HOURLY], wait=3 * 3600)
+    first, second = (asyncio.create_task(lasting.aacquire()) for _ in range(2))
+    await await_until(lambda: waiters("geo") == 2)
+    first.cancel()
+    await asyncio.wait([first])
+    assert waiters("geo") == 1
+    assert 3500 < (await adue_in(HOURLY)) - 3600 <= 3600
+    second.cancel()
+    await asyncio.wait([second])
+    assert 3500 < await adue_in(HOURLY) <= 3600
+
+
+@in_turn
+async def test_a_waiter_behind_one_that_gives_up_starts_earlier(place):
+    def lock():
+        return distributed_lock(limits=[Rate("geo", "2/s")], wait=HUNG)
+
+    begun = time.monotonic()
+    await lock().aacquire()
+    first = asyncio.create_task(lock().aacquire())
+    await await_until(lambda: waiters("geo") == 1)
+    second = asyncio.create_task(lock().aacquire())
+    await await_until(lambda: waiters("geo") == 2)
+    first.cancel()
+    await second
+    assert 0.5 - SLACK <= time.monotonic() - begun < 0.95
+
+
+@in_turn
+def test_a_burst_comes_at_once_after_a_quiet_time(place):
+    rate = Rate("geo", (1, timedelta(hours=1)), burst=3)
+    for _ in range(3):
+        start(rate)
+    assert 3590 < due_in(rate) <= 3600
+
+
+def test_a_loss_of_redis_ends_no_body_and_gives_one_burst_more(locks):
+    with distributed_lock(limits=[HOURLY], wait=0) as lease:
+        locks.redis.delete(*locks.keys())
+        lease.ensure_held(verify=True)
+    start(HOURLY)
+    assert due_in(HOURLY) > 3590
+
+
+# --- beside locks and other rates ---------------------------------------------------------------
+
+
+@in_turn
+def test_beside_limits_it_is_all_or_none(place):
+    locks, slow = [Limit("geo:acme", 1), Limit("all", 2)], Rate("geo", "1/h", burst=2)
+    with distributed_lock(limits=[slow, *locks], wait=0) as lease:
+        assert lease.names == ("geo:acme", "all", "geo")
+        assert list(lease.fences) == ["geo:acme", "all"]
+        assert lease.fence == max(lease.fences.values())
+        for _ in range(3):
+            refused = in_thread(distributed_lock(limits=[slow, *locks], wait=0).acquire)
+            assert refused.result(HUNG) is False
+    start(slow, *locks)  # The refused ones have taken no start.
+    assert due_in(slow, *locks) > 3590
+    assert not distributed_lock(limits=locks).locked()  # No start was due, so no lock is taken.
+
+
+@in_turn
+def test_a_start_of_a_rate_is_given_back_if_another_rate_has_none(place):
+    narrow, wide = Rate("geo:acme", "1/h", burst=2), HOURLY
+    start(wide)
+    for _ in range(5):
+        with pytest.raises(LockTimeout, match="'geo'"):
+            start(narrow, wide)
+    start(narrow)
+    start(narrow)
+    assert due_in(narrow) > 3590
+
+
+@in_turn
+def test_a_waiter_for_a_start_holds_its_locks_and_nobody_polls(place):
+    start(TENTHS)
+    with distributed_lock(limits=[Limit("one", 1), TENTHS], wait=HUNG) as lease:
+        assert lease.held
+        assert distributed_lock("one").locked()
+
+
+# --- above functions --------------------------------------------------------------------------
+
+
+@in_turn
+def test_above_a_function_name_and_rate_are_made_of_the_arguments(place):
+    plans = {"acme": "2/h", "small": (1, 3600)}
+
+    @distributed_lock(limits=[Rate("geo:{tenant}", lambda tenant: plans[tenant], burst=1)], wait=0)
+    def look_up(tenant):
+        return tenant
+
+    assert look_up("acme") == "acme"
+    assert look_up("small") == "small"
+    for tenant, seconds in (("acme", 1800), ("small", 3600)):
+        with pytest.raises(LockTimeout) as raised:
+            look_up(tenant)
+        assert raised.value.name == f"geo:{tenant}"
+        assert seconds - 10 < raised.value.expires_in <= seconds
+
+
+@in_turn
+def test_a_job_without_a_start_is_skipped_and_says_when_the_next_is_due(place, caplog):
+    @single_instance(limits=[HOURLY])
+    def look_up():
+        return "looked"
+
+    assert look_up() == "looked"
+    skipped = look_up()
+    assert skipped["skipped"] == "busy"
+    assert 3590 < skipped["expires_in"] <= 3600
+    assert "holder" not in skipped
+    assert "is a rate, and its next start is due in" in caplog.text
+
+
+# --- lists ------------------------------------------------------------------------------------
+
+
+@in_turn
+def test_lists_show_the_starts_left_and_the_waiters(place):
+    rate = Rate("geo", "1/h", burst=2)
+    start(rate)
+    (row,) = held.list()
+    assert (row.name, row.state, row.starts_left, row.expires_in) == ("geo", "rate", 1, 0)
+    start(rate)
+    (row,) = held.list()
+    assert (row.starts_left, row.waiters) == (0, 0)
+    assert 3500 < row.expires_in <= 3600
+    assert held.detail("geo").waiters == []
+
+
+@in_turn
+async def test_lists_show_who_waits_for_a_start(place):
+    await distributed_lock(limits=[HOURLY], wait=0).aacquire()
+    waiting = asyncio.create_task(distributed_lock(limits=[HOURLY], wait=3 * 3600).aacquire())
+    await await_until(lambda: waiters("geo") == 1)
+    (waiter,) = (await sync_to_async(held.detail)("geo")).waiters
+    assert waiter.owner.pid == os.getpid()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
+@in_turn
+def test_nobody_starts_while_an_operator_has_paused_it(place):
+    held.pause("geo", 60, by="an operator", reason="the provider asks us to wait")
+    with pytest.raises(LockTimeout, match="paused by an operator: the provider asks us to wait"):
+        start(TENTHS)
+    held.resume("geo")
+    start(TENTHS)
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rate", ["", "fast", "10/d", "0/s", (0, 1), (1, 0), 10, None, "1e9/s", (1, 1e12)]
+)
+def test_what_is_no_rate_is_refused(rate):
+    with pytest.raises(ValueError, match=r"The rate of Rate\('geo'\) must be"):
+        Rate("geo", rate)
+
+
+@pytest.mark.parametrize("burst", [0, -1, 1.5, True, 10_001])
+def test_what_is_no_burst_is_refused(burst):
+    with pytest.raises(ValueError, match=r"The burst of Rate\('geo'\) must be an integer"):
+        Rate("geo", "1/s", burst=burst)
+
+
+@pytest.mark.parametrize(
+    "option", [{"ttl": 5}, {"renew": False}, {"atomic": True}, {"max_hold": 9}]
+)
+def test_options_of_a_lease_are_refused_where_there_are_only_rates(option):
+    (name,) = option
+    with pytest.raises(ValueError, match=f"{name} has no effect: under a Rate nothing is held"):
+        distributed_lock(limits=[HOURLY], **option)
+
+
+@places(QUORUM)
+def test_a_quorum_counts_no_starts_and_says_so(place):
+    with pytest.raises(LockMisuse, match="is a quorum, where no server alone counts starts"):
+        start(HOURLY)
+
+
+@unscripted
+def test_without_scripts_there_are_no_rates_and_the_error_says_so(place):
+    with pytest.raises(LockUnavailable, match="rates"):
+        start(HOURLY)
+
+
+def test_a_rate_is_one_key_whatever_its_burst(locks):
+    for _ in range(20):
+        start(Rate("geo", "100/h", burst=100))
+    keys = keys_of(locks, "geo")
+    assert {*locks.keys()} == {keys.rate.encode(), keys.held.encode()}

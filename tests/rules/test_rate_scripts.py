@@ -1,0 +1,282 @@
+"""What the scripts of a rate write, answer and ring; see test_lock_scripts.py.
+
+Unless a test says otherwise, one start comes each second, and whoever asks is named by a letter.
+"""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from django_redislock.rules import scripts
+from tests.support.keyspace import KEYS, Keyspace, lease_id, token
+
+NOW = "0"  # What a start that may be made now is answered: a fence that says nothing.
+KEPT_FOR = 5000  # ms for which a start is known after it is over.
+
+
+@pytest.fixture
+def server():
+    return Keyspace()
+
+
+def left(answer):
+    """The ms until a start is due."""
+    word, *rest = answer
+    return rest[1] if word == "queued" else rest[0]
+
+
+# --- a start ----------------------------------------------------------------------------------
+
+
+def test_one_start_comes_each_so_many_ms(server):
+    assert server.start("a") == NOW
+    assert server.start("b") == ["early", 1000, "by-a", server.ms]
+    server.advance(999)
+    assert left(server.start("b")) == 1
+    server.advance(1)
+    assert server.start("b") == NOW
+    assert left(server.start("c")) == 1000
+
+
+def test_after_a_quiet_time_as_many_come_at_once_as_the_burst_says(server):
+    answers = [server.start(who, burst=3) for who in "abcd"]
+    assert answers[:3] == [NOW] * 3
+    assert left(answers[3]) == 1000
+    server.advance(2000)
+    assert [server.start(who, burst=3) for who in "ef"] == [NOW] * 2
+    assert left(server.start("g", burst=3)) == 1000
+
+
+def test_what_is_not_granted_takes_no_start(server):
+    server.start("a")
+    for who in "bcdefgh":
+        assert left(server.start(who)) == 1000
+    server.advance(1000)
+    assert server.start("z") == NOW
+
+
+def test_a_resend_takes_no_second_start(server):
+    assert server.start("a", burst=2) == server.start("a", burst=2) == NOW
+    assert server.start("b", burst=2) == NOW
+    assert left(server.start("c", burst=2)) == 1000
+    server.advance(1000 + KEPT_FOR - 1)
+    assert server.start("b", burst=2) == NOW
+    assert server.start("c", burst=2) == NOW
+    assert server.start("d", burst=2) == NOW
+
+
+def test_one_key_keeps_it_all_and_ends_when_all_starts_are_over(server):
+    for who in "abc":
+        server.start(who, "queue", burst=2)
+    assert {key.name for key in server._server.every_key()} == {
+        KEYS.rate.encode(),
+        KEYS.held.encode(),
+    }
+    assert int(server.do("PTTL", KEYS.rate)) == 3000 + KEPT_FOR
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 3000}
+
+
+def test_starts_that_are_over_are_forgotten(server):
+    for _ in range(50):
+        for who in "abcdefgh":
+            server.start(who, every=10)
+            server.advance(100)
+    assert len(server.scores(KEYS.rate)) <= KEPT_FOR // 100 + 2
+
+
+# --- waiters ----------------------------------------------------------------------------------
+
+
+def test_each_waiter_is_told_its_own_time_and_none_is_overtaken(server):
+    server.start("a")
+    assert [left(server.start(who, "queue")) for who in "bcd"] == [1000, 2000, 3000]
+    assert server.start("x")[0] == "early"
+    server.advance(1000)
+    assert left(server.start("x")) == 3000
+    assert server.start("b", "queue") == NOW
+    server.advance(1000)
+    assert server.start("c", "queue") == NOW
+
+
+def test_a_waiter_whose_wait_would_end_before_takes_no_start(server):
+    server.start("a")
+    assert server.start("b", "queue", patience=999) == ["early", 1000, "by-a", server.ms]
+    assert server.start("c", "queue", patience=1000)[0] == "queued"
+
+
+def test_a_last_look_gives_up_what_is_not_due(server):
+    server.start("a")
+    server.start("b", "queue")
+    assert left(server.start("b", "last")) == 1000
+    assert left(server.start("c", "queue")) == 1000
+
+
+@pytest.mark.parametrize("leaver", ["b", "c", "d"])
+def test_behind_a_waiter_that_leaves_all_are_due_earlier_and_are_rung(server, leaver):
+    server.start("a")
+    for who in "bcd":
+        server.start(who, "queue")
+    server.listen(*"bcd")
+    server.advance(500)
+    assert server.give_back_start(leaver) == 1
+    others = [who for who in "bcd" if who != leaver]
+    assert [left(server.start(who, "queue")) for who in others] == [500, 1500]
+    rung = [f"look {lease_id(who)} {500 + 1000 * at}" for at, who in enumerate(others)]
+    assert [words for _, words in server.rung] == rung["bcd".index(leaver) :]
+    assert left(server.start("x")) == 2500
+
+
+def test_a_start_that_was_given_back_can_be_had_again_at_once(server):
+    server.start("a")
+    assert server.give_back_start("a") == 1
+    assert server.give_back_start("a") == 0
+    assert server.start("b") == NOW
+
+
+def test_the_start_of_a_burst_that_is_given_back_counts_no_more(server):
+    for who in "abc":
+        server.start(who, burst=3)
+    server.give_back_start("a")
+    assert server.start("d", burst=3) == NOW
+    assert left(server.start("e", burst=3)) == 1000
+
+
+# --- a start that is reserved, for a run that goes back to its broker ---------------------------
+
+
+def test_a_reserved_start_is_claimed_once_and_when_it_is_due(server):
+    server.start("a")
+    assert [left(server.start(who, "reserve")) for who in "bc"] == [1000, 2000]
+    assert left(server.start("x", "reserve", claimed="c")) == 2000
+    server.advance(2000)
+    assert server.start("x", "reserve", claimed="c") == NOW
+    assert left(server.start("y", "reserve", claimed="c")) == 1000
+    assert server.start("z", "reserve", claimed="b") == NOW
+
+
+def test_whoever_waits_for_a_reserved_start_keeps_its_time(server):
+    server.start("a")
+    server.start("b", "reserve")
+    server.start("c", "reserve")
+    assert left(server.start("x", "queue", claimed="b")) == 1000
+    assert left(server.start("d")) == 3000
+
+
+# --- operators, clocks ------------------------------------------------------------------------
+
+
+def test_nobody_starts_during_a_pause(server):
+    fence = server.pause("o", lasts=3000)
+    assert fence != NOW
+    word, lasts, value, _ = server.start("a")
+    assert (word, lasts, value[:4]) == ("own", 3000, "hold")
+    server.advance(3001)
+    assert server.start("a") == NOW
+
+
+def test_a_clock_that_is_set_back_gives_no_burst_and_keeps_nobody_out(server):
+    for who in "abc":
+        server.start(who, burst=3)
+    server.set_back(3_600_000_000)
+    assert 0 < left(server.start("d", burst=3)) <= 5000
+    server.advance(5000)
+    assert server.start("d", burst=3) == NOW
+
+
+def test_a_rate_that_is_made_faster_counts_at_once(server):
+    server.start("a", every=3_600_000)
+    assert left(server.start("b", every=1000)) <= 3000
+
+
+def test_lists_are_told_of_the_starts_left_the_next_one_and_the_waiters(server):
+    server.start("a", burst=3)
+    *_, rate = server.look()
+    assert rate == f"2|0|1000000|3|{server.ms}|{lease_id('a')}|by-a"
+    for who in "bcde":
+        server.start(who, "queue", burst=3)
+    _, free, waiting, *_, rate = server.look()
+    assert (free, waiting) == (-2, 2)
+    assert rate.startswith(f"0|3000|1000000|3|{server.ms}|{lease_id('c')}|")
+    _, waiters, _ = server.run(scripts.INSPECT, 10)
+    assert waiters == [[str(server.us), lease_id(who), f"by-{who}"] for who in "de"]
+
+
+# --- any order of everything -------------------------------------------------------------------
+
+
+class Clients:
+    """Clients that ask at random, come when they are told to, and leave at random."""
+
+    def __init__(self, server, seed):
+        self.server, self.random = server, random.Random(seed)
+        self.every, self.burst = self.random.choice([1, 7, 100]), self.random.choice([1, 2, 5])
+        self.how = {"every": self.every, "burst": self.burst}
+        self.free = list("0123456789abcdef")  # Ids are hexadecimal.
+        self.due = {}  # Who waits, until when.
+        self.started = {}  # Who has started: when.
+        self.starts = []
+
+    def ask(self, who, mode):
+        answer = self.server.start(who, mode, **self.how)
+        if answer == NOW:
+            self.started[who] = self.server.ms
+            self.starts.append((self.server.ms, who))
+        elif answer[0] == "queued":
+            self.due[who] = self.server.ms + left(answer)
+        else:
+            self.free.append(who)
+
+    def step(self):
+        what = self.random.choice(["try", "queue", "queue", "leave", "undo", "resend", "advance"])
+        if what in {"try", "queue"} and self.free:
+            who = self.free.pop(0)
+            self.server.listen(who)
+            self.ask(who, what)
+        elif what == "leave" and self.due:
+            who = self.random.choice(sorted(self.due))
+            del self.due[who]
+            self.server.give_back_start(who, self.every)
+            self.free.append(who)
+        elif what == "undo" and self.started:
+            who = self.random.choice(sorted(self.started))
+            self.server.give_back_start(who, self.every)
+            self.starts.remove((self.started.pop(who), who))
+            self.free.append(who)
+        elif what == "resend" and self.started:
+            who = self.random.choice(sorted(self.started))
+            if self.server.do("ZSCORE", KEYS.rate, token(who)):
+                assert self.server.start(who, **self.how) == NOW
+        elif what == "advance":
+            self.advance(self.random.choice([1, self.every, 3 * self.every]))
+        self.hear()
+
+    def hear(self):
+        for channel, words in self.server.rung:
+            if (who := channel[5]) in self.due:
+                self.due[who] = self.server.ms + int(words.split()[2])
+        self.server.rung.clear()
+
+    def advance(self, ms):
+        until = self.server.ms + ms
+        while self.due and min(self.due.values()) <= until:
+            who = min(self.due, key=self.due.get)
+            self.server.advance(max(self.due.pop(who) - self.server.ms, 0))
+            self.ask(who, "queue")
+            assert who in self.started, "its start was due, and it has none"
+        self.server.advance(until - self.server.ms)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_in_any_time_there_are_no_more_starts_than_the_rate_and_its_burst(server, seed):
+    clients = Clients(server, seed)
+    for _ in range(300):
+        clients.step()
+    times = [at for at, _ in sorted(clients.starts)]
+    for first, begin in enumerate(times):
+        for last, end in enumerate(times[first:], 1):
+            assert last <= clients.burst + (end - begin) / clients.every
+    # What was given back or not granted has taken nothing: whoever waits now waits no longer
+    # than all others that wait, and those that have started.
+    waiting = sorted(clients.due.values())
+    assert all(b - a <= clients.every for a, b in pairwise(waiting))
