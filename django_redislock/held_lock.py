@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from django_redislock.humanize import duration
+from django_redislock.humanize import counted, duration
 from django_redislock.rules.names import Permit, normalized
 from django_redislock.rules.options import MOST_PERMITS
 from django_redislock.rules.stored import Owner, read_noted_lease
@@ -179,11 +179,16 @@ class HeldLock(Jsonable):
         return self.expires_in > self.ttl + CLOCK_SLACK
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # noqa: PLR0911 - one sentence per state
         """Sentences that an operator should read beside the state; "" if there are none."""
         if why := self._cannot_be_read:
             never = " It has no expiry, so the lock would never become free."
             return why + never * (self.expires_in is None)
+        if self.state == "rate":
+            left = counted(self.starts_left or 0, "start")
+            return (
+                f"A rate, which nobody holds: {left} can be made now, and then one when it is due."
+            )
         if self.state == "no-expiry":
             return "Its key has lost its expiry, so the lock would never become free."
         if self.handed_over and self.expires_in is not None:

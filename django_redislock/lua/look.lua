@@ -3,8 +3,8 @@
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters (beyond 1000,
 --         all), server time in ms, id, description of a key that is not ours, see _sight.lua; value
---         of waits, or '', see note_wait.lua; of the rate of a free lock: the starts left "|" ms until
---         the next is due "|" its last start, see _starts.lua}
+--         of waits, or '', see note_wait.lua; and of a free lock with a rate: the starts left "|" ms
+--         until the next is due "|" its last start, see _starts.lua}
 local LOCK, QUEUE, FENCE, PAST, HELD, WAITS, RATE = unpack(KEYS)
 -- include _lease
 -- include _grant
@@ -45,7 +45,7 @@ local wait = state_of(value) == 'h' and redis.pcall('GET', WAITS) or ''
 if type(wait) ~= 'string' or string.sub(wait, 1, 16) ~= id then
   wait = '' -- not ours, or of an earlier lease
 end
-local rate = ''
+local rate
 if left == -2 and call('EXISTS', RATE) == 1 then
   -- include _starts
   local last = redis.pcall('ZRANGE', RATE, 0, 0)[1] or ''

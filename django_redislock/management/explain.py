@@ -229,16 +229,11 @@ def _of_leases(
 
 def _holder(lock: held.HeldLock, now: float) -> str:
     """The sentences about a lock that is held."""
-    if lock.state == "foreign":
+    if lock.state in {"foreign", "rate"}:
         return lock.note
     ends = "The lease never ends."
     if lock.expires_in is not None:
         ends = f"The lock expires at {_time(now + lock.expires_in)} {lock.ends}".rstrip() + "."
-    if lock.state == "rate":
-        return (
-            f"Under this rate, {counted(lock.starts_left or 0, 'start')} can be made now, and the"
-            f" next at {_time(now + (lock.expires_in or 0.0))}."
-        )
     lease = f"lease {lock.id}, fence {lock.fence}"
     if lock.owner.operator:
         return f"{_paused(lock.owner, 'has paused')} ({lease}). {ends}"

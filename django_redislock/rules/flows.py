@@ -253,7 +253,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 and pause < LONGEST_PAUSE
                 and now + pause <= tries_end - one_try / 2
             )
-            if outcome := _end_without_lock(reply, attempt.name, asks_again=asks_again):
+            left = give_up - now
+            if outcome := _end_without_lock(reply, attempt.name, left, asks_again=asks_again):
                 if late:  # Meanwhile it may have been granted the lock, or have queued up.
                     yield from undo_attempt(attempt)
                 return outcome
@@ -286,6 +287,9 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                         seconds = max(min(seconds, give_up - now), 0.0)
                     now = yield Pause(seconds)
                     pause = min(pause * 2, LONGEST_PAUSE)
+                case EarlyReply() as early:  # There was no bell to be rung by.
+                    failures = 0
+                    now = yield Pause(min(in_seconds(early.left_ms), LOOK_EVERY))
                 case LostReply() as lost:
                     raise LockLost(attempt.name, lost_because(lost.why.decode()), NOT_TAKEN_UP)
                 case EndlessReply():
@@ -324,19 +328,22 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             mode, pause = "last", SHORTEST_PAUSE
 
 
-def _end_without_lock(reply: Any, name: str, *, asks_again: bool) -> Busy | Done | Finished | None:
+def _end_without_lock(
+    reply: Any, name: str, patience: float, *, asks_again: bool
+) -> Busy | Done | Finished | None:
     """The outcome of an acquire, if the reply to a try ends it without a grant.
 
     Args:
         reply: To the try.
         name: The lock.
+        patience: Seconds until the wait is over.
         asks_again: Whether it asks again for a lock that another owner has.
     """
     match reply:
         case BusyReply() as busy if not asks_again or isinstance(busy, OwnReply):
             left, now = in_seconds(busy.left_ms), in_seconds(busy.server_ms)
             return Busy(read_holding(busy.value), left, now, name)
-        case EarlyReply() as early:
+        case EarlyReply() as early if not asks_again or in_seconds(early.left_ms) > patience:
             left, now = in_seconds(early.left_ms), in_seconds(early.server_ms)
             return Busy(rated(early.owner), left, now, name)
         case DoneReply() as done:
@@ -353,9 +360,9 @@ def _since(at: float | None, now: float) -> float | None:
 
 def as_try(call: Call) -> Call:
     """The same acquire, but one that does not queue up if the lock is not free."""
-    size = len(AcquireArgs._fields)
-    args, limit = AcquireArgs(*call.args[:size]), call.args[size:]  # type: ignore[arg-type]
-    return call._replace(args=(*args._replace(mode="try"), *limit), listening="")
+    mode = AcquireArgs._fields.index("mode")  # In the arguments of a rate too.
+    args = *call.args[:mode], "try", *call.args[mode + 1 :]
+    return call._replace(args=args, listening="")
 
 
 def _granted_by(answer: Answer, attempt: Attempt) -> Granted | None:

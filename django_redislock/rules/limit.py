@@ -29,20 +29,20 @@ class _Named:
     """A name, and a value that may be a function of the arguments of a call."""
 
     name: str
-    _of: ClassVar[str]  # The field with the value.
+    value_in: ClassVar[str]  #: The field with the value.
 
     @property
     def _value(self) -> Any:
-        return getattr(self, self._of)
+        return getattr(self, self.value_in)
 
     @property
     def called(self) -> str:
         """What the value is called in messages."""
-        return f"{self._of} of {type(self).__name__}({self.name!r})"
+        return f"{self.value_in} of {type(self).__name__}({self.name!r})"
 
     def _of_call(self, name: str, value: Any) -> Self:
         """The same with the name and the value of a call."""
-        return replace(self, name=name, **{self._of: value})  # type: ignore[type-var]
+        return replace(self, name=name, **{self.value_in: value})  # type: ignore[type-var]
 
     def _check_name(self) -> None:
         is_template = isinstance(self.name, str) and "{" in self.name
@@ -97,7 +97,7 @@ class Limit(_Named):
 
     name: str
     number: int | Callable[..., int]
-    _of = "number"
+    value_in = "number"
 
     def __post_init__(self) -> None:
         self._check_name()
@@ -136,7 +136,7 @@ class Rate(_Named):
     name: str
     rate: str | tuple[float, float | timedelta] | Callable[..., Any]
     burst: int | None = field(default=None, kw_only=True)
-    _of = "rate"
+    value_in = "rate"
 
     def __post_init__(self) -> None:
         self._check_name()
@@ -204,7 +204,7 @@ def _named_by(
 def _lacks(limit: _Named, argument: str, known: Iterable[str]) -> InvalidLockName:
     return InvalidLockName(
         repr(limit.name),
-        f"the function that is its {limit._of} names {argument!r}; the arguments are"
+        f"the function that is its {limit.value_in} names {argument!r}; the arguments are"
         f" {', '.join(known) or 'none'}",
     )
 

@@ -14,10 +14,10 @@ from django_redislock.rules.stored import (
     Wait,
     fence_in,
     noted_lease_id,
-    read_rate,
     read_holding,
     read_lock_value,
     read_noted_lease,
+    read_rate,
     read_wait,
     started_lease_id,
     token_in,
@@ -57,7 +57,7 @@ class AcquireArgs(NamedTuple):
 
 
 class TakeStartArgs(NamedTuple):
-    """See lua/take_start.lua."""
+    """See lua/take_start.lua. The mode stands where that of AcquireArgs does."""
 
     token: str
     id: str
@@ -187,8 +187,8 @@ def read_try(reply: Any) -> Any:
 
 
 def is_busy(reply: Any) -> bool:
-    """Whether a try has found that the lock is not free."""
-    return isinstance(read_try(reply), BusyReply)
+    """Whether a try has found that the lock is not free, or that no start is due."""
+    return isinstance(read_try(reply), BusyReply | EarlyReply)
 
 
 # --- replies of the other scripts -----------------------------------------------------------
