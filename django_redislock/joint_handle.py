@@ -369,11 +369,14 @@ class RatePart(Part):
         return form
 
     def _ask(self, entry: Entry, form: Attempt, since: float) -> Flow[Outcome]:
+        assert isinstance(form, StartAttempt)
         outcome = yield from super()._ask(entry, form, since)
         if self._reserved is not None:
+            # A start that is not due stays reserved, but for a waiter that has given up.
+            kept = {"reserve": form.token, "try": form.claimed}.get(form.mode)
             self._reserved.pop(self.name, None)
-            if isinstance(outcome, Busy) and outcome.of_rate:
-                self._reserved[self.name] = form.token
+            if kept and isinstance(outcome, Busy) and outcome.of_rate:
+                self._reserved[self.name] = kept
         return outcome
 
     def _take_over(self, entry: Entry, form: Attempt, granted: Granted) -> Lease:
@@ -576,10 +579,9 @@ def name_and_limit(wanted: str | Limit | Rate, options: Options) -> tuple[str, i
     """
     if isinstance(wanted, str):
         return wanted, options.limit
-    value = wanted.number if isinstance(wanted, Limit) else wanted.rate
-    if callable(value):
+    if callable(wanted.value):
         raise misuse.counts_arguments(wanted.name)
-    return wanted.name, value if isinstance(value, int) else None
+    return wanted.name, wanted.value if isinstance(wanted, Limit) else None
 
 
 def _from_first_lacking(parts: Sequence[Part]) -> list[Part]:

@@ -290,7 +290,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             if self.limits_of:
                 # The run that waits takes its own limits, so they must be those of this call too.
                 limits = self.limits_of(tuple(args or ()), kwargs or {})
-                of = "|".join([of, *(f"{limit.name}#{limit.number}" for limit in limits)])
+                of = "|".join([of, *(f"{limit.name}#{limit.value}" for limit in limits)])
         return publish_once(self, name, publish, options, arguments, of=of)
 
 

@@ -21,7 +21,14 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from django_redislock import clock, logs, process, signals, task_runs
 from django_redislock.backends.registry import backends
 from django_redislock.celery import queued
-from django_redislock.celery.defer import Deferred, defer, leave, stand, time_in_slot
+from django_redislock.celery.defer import (
+    SHORTEST_PAUSE,
+    Deferred,
+    defer,
+    leave,
+    stand,
+    time_in_slot,
+)
 from django_redislock.celery.message import (
     acks_late,
     carried,
@@ -57,6 +64,11 @@ if TYPE_CHECKING:
 REPORTS_WITHIN = 10.0
 
 LATEST = 2.0**37  # Seconds since the epoch that a calendar knows.
+
+# Seconds. A run comes back so long before its start is due, since brokers and workers are late; and
+# so near to it, it waits in its worker slot.
+EARLY = 0.2
+SOON = 0.5
 
 UNCOUNTED_AGAIN_AFTER = 1.0  # Seconds, see TaskRun._uncount_start().
 
@@ -268,8 +280,10 @@ class TaskRun(JobRun):
         """Wait here for a busy lock if its turn is near, or if it cannot go back to the broker."""
         since = backends[self.options.using].clock()
         # It is to be deferred until others have had their turn; see _end_as_busy().
-        if busy.of_rate and self.reserved is not None:
-            return busy  # It has a start of its own, and comes back when that is due.
+        if busy.of_rate and self.reserved is not None:  # It has a start of its own.
+            if busy.expires_in > SOON:
+                return busy
+            return self.attempt(work, busy.expires_in + SOON, since)
         if (
             self.delivered
             and not self._is_own(busy)
@@ -580,7 +594,7 @@ class TaskRun(JobRun):
         extra = self.log_fields(lock=busy.name, reason="busy")
         self.logger.info(says, self, busy.name, busy, why, extra=extra)
         turn = None if started else self._turn
-        due = busy.expires_in if busy.of_rate else None
+        due = max(busy.expires_in - EARLY, SHORTEST_PAUSE) if busy.of_rate else None
         if self.reserved is not None:
             carry(self.request, reserved=self.reserved or None)
         carry(self.request, deferred=_deferred_again(self.request, busy.holding.owner.place))

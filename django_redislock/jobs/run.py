@@ -565,13 +565,13 @@ def run_job(
         job: The full name of the job, as operators will read it.
         name: The lock.
         body: What to do. If it raises, the run has failed.
-        options: Those of a job, but no limits.
+        options: Those of a job; of limits, only one of that name.
 
     Raises:
         TypeError: *body* is no function, or its work runs only after the call; or *options* are
             no JobOptions.
         ValueError: An option is of the wrong type, out of range or useless with the others, or
-            there are limits; or the name of the job is empty.
+            there are other limits; or the name of the job is empty.
         LockTimeout, LockUnavailable, LockLost, LockMisuse, StaleFence: See JobRun.execute().
         InvalidLockName: The name cannot be a lock's name.
     """
@@ -585,14 +585,16 @@ def run_job(
         )
     options.check_answered()
     options.check_named(checked)
-    if options.limits:
+    limits = options.limits
+    if limits and [one.name for one in limits] != [checked]:
         raise ValueError(
             "run_job() takes one lock, by its name: leave limits out, or decorate a function with"
             " @single_instance(limits=...)."
         )
     work = called(body, "run_job()")
     activity = Activity(task=text(job, "job"), command=current_activity.get().command)
-    named = Named(options.in_periods(lambda args, kwargs: checked), checked)
+    limits_of = (lambda args, kwargs: limits) if limits else None
+    named = Named(options.in_periods(lambda args, kwargs: checked), checked, limits_of)
     run = JobRun(activity, options, named)
     result: Result | Skipped = run.execute(work)
     return result

@@ -201,6 +201,9 @@ ACTS = {
                 for name, option in options_in(JobArguments).items()
                 if option.shell
             },
+            "--rate RATE": "at most so many starts in a time, as 10/s, 100/m or 1000/h. It takes no"
+            " lock, so it is for no other option of one",
+            "--burst N": "with --rate: how many may start at once after a quiet time (1)",
             "--grace TIME": _but(
                 "from SIGTERM to SIGKILL when the command is to end (10s)", default=10.0
             ),

@@ -25,6 +25,7 @@ from django_redislock.management import guard
 from django_redislock.management.console import LOST, line_of, misuse, no_second_line
 from django_redislock.management.single_instance import release_on_sigterm
 from django_redislock.options import options_in
+from django_redislock.rules.limit import Rate
 from django_redislock.rules.names import check_name
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def run(
     busy_exit: int,
     json: bool,
     job: str | None = None,
+    rate: str = "",
+    burst: int | None = None,
     verbosity: int = 1,
     **options: Any,
 ) -> int:
@@ -158,6 +161,8 @@ def run(
             no_second_line(job),
             busy_with(Activity(command=shlex.join(command))),
         ):
+            if rate or burst:
+                options["limits"] = [_rate(check_name(name), rate, burst)]
             outcome = run_job(job, name, body, _options(alias, options))
     except _Failed as failed:
         return failed.status
@@ -182,6 +187,13 @@ def _options(alias: str | None, options: dict[str, Any]) -> JobOptions:
         raise misuse(str(error)) from None
 
 
+def _rate(name: str, rate: str, burst: int | None) -> Rate:
+    try:
+        return Rate(name, rate, burst=burst)
+    except ValueError as error:
+        raise misuse(str(error)) from None
+
+
 def _execute(name: str, command: Sequence[str], grace: float) -> None:
     """Run *command* to its end. If the lease is lost, that comes soon.
 
@@ -192,10 +204,11 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
     lease = current_lease()
     assert lease is not None  # Without an answer of the server no job runs here.
     lock = check_name(name)  # As it is kept, so that equal names are equal here too.
-    environment = _environment() | {"REDISLOCK_NAME": lock, "REDISLOCK_FENCE": str(lease.fence)}
-    environment.pop("REDISLOCK_PERMIT", None)  # Of a run around this one.
-    if lease.permit is not None:
-        environment["REDISLOCK_PERMIT"] = str(lease.permit)
+    environment = _environment() | {"REDISLOCK_NAME": lock}
+    for variable, value in (("FENCE", lease.fence), ("PERMIT", lease.permit)):
+        environment.pop(f"REDISLOCK_{variable}", None)  # Of a run around this one.
+        if value is not None:
+            environment[f"REDISLOCK_{variable}"] = str(value)
     child = Child(command, environment, grace)
     lease.on_lost(lambda lost: child.end())
     status = child.run()

@@ -32,7 +32,8 @@ class _Named:
     value_in: ClassVar[str]  #: The field with the value.
 
     @property
-    def _value(self) -> Any:
+    def value(self) -> Any:
+        """How many or how often, or the function that says so."""
         return getattr(self, self.value_in)
 
     @property
@@ -47,7 +48,7 @@ class _Named:
     def _check_name(self) -> None:
         is_template = isinstance(self.name, str) and "{" in self.name
         object.__setattr__(self, "name", check_name(self.name, template=is_template))
-        if inspect.iscoroutinefunction(self._value):
+        if inspect.iscoroutinefunction(self.value):
             raise ValueError(
                 f"The {self.called} must not be a coroutine function: nobody would await it."
             )
@@ -63,7 +64,7 @@ class _Named:
             InvalidLockName: The name or the value wants an argument that *function* does not take.
             ValueError: The value is a function that takes no arguments by name.
         """
-        name_of, own = name_of or formatter(self.name, function), self._value
+        name_of, own = name_of or formatter(self.name, function), self.value
         if not callable(own):
             return lambda args, kwargs: self._of_call(name_of(args, kwargs), own)
         signature = signature_of(function)

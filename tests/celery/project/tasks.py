@@ -19,6 +19,7 @@ from django_redislock import (
     Limit,
     LockTimeout,
     LockUnavailable,
+    Rate,
     distributed_lock,
     held,
     signals,
@@ -241,6 +242,14 @@ limited_cooling = working("limited_cooling", limit=2, min_hold=3600)
 )
 def exporting(self: Task, key: str, tenant: str, **how: Any) -> str:
     """Run as often at a time as the tenant's plan says, three times in all; come back when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(
+    limits=[Rate("{key}", lambda rate: rate)], on_conflict="retry", acks_late=True
+)
+def rated(key: str, rate: str = "20/s", **how: Any) -> str:
+    """Start as often as the rate says; come back when a start is due."""
     return work(key, **how)
 
 
