@@ -14,6 +14,7 @@ import pytest
 from django_redislock import (
     LockLost,
     LockUnavailable,
+    Rate,
     clock,
     distributed_lock,
     held,
@@ -50,6 +51,28 @@ def locks(locks, proxy, settings):
 
 
 # One command
+
+
+@pytest.mark.proves("R1")
+@pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
+def test_r1_a_start_whose_answer_is_lost_is_asked_for_once_more_and_counts_once(
+    action, caller, locks, proxy
+):
+    rate = Rate(NAME, "2/h", burst=2)
+    proxy.rule_for_script(scripts.TAKE_START.sha, action)
+    assert caller.acquire(distributed_lock(limits=[rate]))
+    (row,) = held.list()
+    assert row.starts_left == 1
+    assert caller.acquire(distributed_lock(limits=[rate]))
+    assert not caller.acquire(distributed_lock(limits=[rate]))
+
+
+@pytest.mark.proves("R4")
+def test_r4_a_start_that_nobody_answers_for_is_given_back(caller, locks, proxy):
+    proxy.rule_for_script(scripts.TAKE_START.sha, "cut_after", times=2)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(limits=[Rate(NAME, "1/h")]))
+    assert caller.acquire(distributed_lock(limits=[Rate(NAME, "1/h")]))
 
 
 @pytest.mark.as_permit

@@ -24,6 +24,7 @@ def test_the_package_has_these_names_and_no_others():
         "LockMisuse",
         "LockTimeout",
         "LockUnavailable",
+        "Rate",
         "Skipped",
         "StaleFence",
         "distributed_lock",
