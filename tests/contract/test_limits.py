@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_refused(place):
     for limits in ([], {}, "export", 3):
         with pytest.raises(ValueError, match="limits must be a list of at least one Limit"):
             distributed_lock(limits=limits)
-    with pytest.raises(ValueError, match="limits must be a list of Limit, and one is"):
+    with pytest.raises(ValueError, match="limits must be a list of Limit and Rate, and one is"):
         distributed_lock(limits=["export"])
     with pytest.raises(ValueError, match="'export' twice"):
         distributed_lock(limits=[ALL, Limit("export", 2)])
