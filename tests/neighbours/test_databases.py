@@ -1,4 +1,4 @@
-"""PgBouncer, and a router whose reads come from a replica that is behind."""
+"""PgBouncer, psycopg's pool, and a router whose reads come from a replica that is behind."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,18 +12,22 @@ from tests.support.databases import on_postgres
 from tests.support.waiting import HUNG, wait_until
 
 pytest_plugins = ["tests.neighbours.bouncers"]
-pytest.importorskip("psycopg")
+pytest.importorskip("psycopg_pool")
 
 CLIENTS, ROUNDS = 6, 5
 
 
 def count(database, lock):
-    """Read a number and write it one higher; without a lock, some of that would be lost."""
+    """Read a number and write it one higher; without a lock, some of that would be lost.
+
+    Each round gives its connection back, as the end of a request does.
+    """
     for _ in range(ROUNDS):
         with lock as lease, lease.atomic(database):
             counter = Counter.objects.using(database).get()
             counter.value += 1
             counter.save(using=database)
+        connections[database].close()
 
 
 def check_counting(database, in_threads):
@@ -77,6 +81,19 @@ def test_pgbouncer_a_job_is_done_once(locks, bounced, in_threads):
         runs = [threads.submit(in_threads(draw), bounced) for _ in range(CLIENTS)]
         assert sum(run.result(HUNG) == "drawn" for run in runs) == 1
     assert written("direct") == [0]
+
+
+@on_postgres
+def test_a_pool_of_one_connection_serves_all_holders(locks, make_database, in_threads):
+    database = make_database("pooled", pool={"min_size": 1, "max_size": 1, "timeout": HUNG})
+    try:
+        check_counting(database, in_threads)
+        assert draw(database) == "drawn"
+        assert draw(database)["skipped"] == "done"
+        assert written(database) == [0]
+    finally:
+        connections[database].close()
+        connections[database].close_pool()
 
 
 class StaleReplica:

@@ -1,4 +1,4 @@
-"""uvicorn with a client that leaves; gunicorn that imports the site before it forks its workers."""
+"""uvicorn with clients that leave; gunicorn that imports the site before it forks its workers."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 
 from django_redislock import distributed_lock
+from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
 
 pytest_plugins = ["tests.neighbours.programs"]
@@ -55,6 +56,14 @@ def test_uvicorn_a_client_that_leaves_while_its_view_holds_frees_the_lock(locks,
         wait_until(lock.locked)
     wait_until(lambda: not lock.locked(), timeout=10)
     assert get(asgi, "take") == "taken"
+
+
+def test_uvicorn_a_client_that_leaves_while_its_view_waits_leaves_the_queue(locks, asgi):
+    with distributed_lock("lottery", ttl=60):
+        with closing(ask(asgi, "take")):
+            wait_until(lambda: waiters("lottery") == 1)
+        wait_until(lambda: waiters("lottery") == 0, timeout=10)
+    assert get(asgi, "take") == "taken", "it was not handed to a view that is gone"
 
 
 def test_gunicorn_preload_workers_exclude_each_other_and_no_one_inherits_a_lease(
