@@ -134,7 +134,9 @@ class Recorder:
             ("mark", r"(?<=hr\d{5})[0-9a-f]{16}(?=\|)"),
         ):
             text = re.sub(pattern, lambda found: self._name(kind, found[0], named), text)  # noqa: B023
-        # Round numbers are what the scene asks for; what is left of them is not round.
+        # Round numbers are what the scene asks for; what is left of them is not round, unless less
+        # than a millisecond has passed.
+        text = re.sub(r"(PEXPIRE wire:\{cooling\}:lock) 120000", r"\1 <left>", text)
         text = re.sub(r"\b\d{10}\d*(\.\d+)?\b", "<time>", text)
         return re.sub(r"\b\d{1,7}\.\d{3,}\b|\b(?!\d*000\b)\d{4,7}\b", "<left>", text)
 
