@@ -1,0 +1,1 @@
+"""The application of tenants_site.py: its tenants."""
