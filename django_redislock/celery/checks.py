@@ -195,7 +195,8 @@ def _check_records(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     """Whether its alias keeps the records of runs that it needs."""
     options = task.single_instance_options
     backend = backends[options.using]
-    for name in ("once", "unique_queued", "give_up_after"):
+    queued = "unique_queued" if options.debounce is None else "debounce"
+    for name in ("once", queued, "give_up_after"):
         if (value := getattr(options, name)) and value != DATABASE:
             said = f"{name}={value!r}"
             if name == "once" and options.once_per:

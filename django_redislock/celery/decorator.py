@@ -34,6 +34,7 @@ from django_redislock.celery.options import (
 )
 from django_redislock.celery.queued import (
     QueuedResult,
+    debounced,
     hear_ends,
     is_exempt,
     packed,
@@ -255,7 +256,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
         Raises:
             LockMisuse: The baton is of another lock.
-            ValueError: It is no valid baton.
+            ValueError: It is no valid baton; or debounce does not take a baton, or the call's own
+                countdown, eta or expires.
             ImproperlyConfigured: unique_queued is "newest", and a majority of servers decides.
         """
         at = None
@@ -281,8 +283,15 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
         depends = {**options, "task_id": task_id, "link": link, "link_error": link_error}
         is_unique = self.single_instance_options.unique_queued
+        if has_baton and self.single_instance_options.debounce is not None:
+            raise ValueError(
+                f"A call of {self.name} cannot take a baton: it would go on with the lease at once,"
+                " and debounce puts it off. Leave baton out, or call a task without debounce."
+            )
         if not is_unique or has_baton or is_exempt(self, depends):
             return publish(task_id)
+        if self.single_instance_options.debounce is not None:
+            options = debounced(self, options)
         name = self.lock_name(tuple(args or ()), kwargs or {}, at)
         arguments, of = b"", self.name
         if self.single_instance_options.unique_queued == NEWEST:

@@ -315,11 +315,28 @@ def defer(
     left = min(math.inf if until is None else until - now, seconds_left(expires))
     # Not all at the same moment: that is too late for all but one of them.
     last = max(left, 0.0) * random.uniform(LAST_PART, 1.0)
-    countdown = min(pause, LONGEST_PAUSE, visibility_timeout(task.app) / 2, last)
+    countdown = min(hop(task, pause), last)
+    carry(task.request, tries=tries, since=before.get("since", now))
+    return _go_back(task, countdown, expires=expires, early=turn is not None)
+
+
+def put_off(task: Task, seconds: float) -> Deferred:
+    """As defer(), for a run that has not asked for its lock: this counts as no try."""
+    return _go_back(task, hop(task, seconds), expires=task.request.expires)
+
+
+def hop(task: Task, seconds: float) -> float:
+    """How many of these *seconds* a message may wait in one go.
+
+    A worker keeps it meanwhile, and the broker would deliver it again.
+    """
+    return min(seconds, LONGEST_PAUSE, visibility_timeout(task.app) / 2)
+
+
+def _go_back(task: Task, countdown: float, *, expires: Any, early: bool = False) -> Deferred:
     if waits_in_broker(task.app):
         # The broker counts whole seconds, and at least one. A turn is rounded down, to not miss it.
-        countdown = max(math.floor(countdown) if turn else math.ceil(countdown), 1)
-    carry(task.request, tries=tries, since=before.get("since", now))
+        countdown = max(math.floor(countdown) if early else math.ceil(countdown), 1)
     try:
         publish_again(task, countdown, expires=expires)
     except OperationalError as error:

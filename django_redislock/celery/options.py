@@ -50,6 +50,9 @@ NEWEST: Literal["newest"] = "newest"  # The call that waits runs with the newest
 
 HOUR = 3600.0
 
+# What debounce stands for. Its message says soon whether it is still there.
+_OF_DEBOUNCE = {"unique_queued": NEWEST, "on_conflict": "retry", "queued_ttl": 60.0}
+
 
 @dataclass(frozen=True)
 class Conflict(JobConflict):
@@ -166,10 +169,29 @@ class TaskArguments(RunArguments, total=False):
         Seconds,
         Option(
             "How long a call counts as waiting in the queue without any news of it, from when it"
-            " is due.",
+            " is due. With debounce it is a minute by default.",
             seconds,
             HOUR,
             least=1.0,
+        ),
+    ]
+    debounce: Annotated[
+        Seconds | None,
+        Option(
+            "How long after the last of many calls with one key they become one run. It has the"
+            ' last call\'s arguments. It stands for ``unique_queued="newest"`` and'
+            ' ``on_conflict="retry"``; a run that finds the lock busy must not be skipped.',
+            seconds,
+            least=0.001,
+        ),
+    ]
+    debounce_max: Annotated[
+        Seconds | None,
+        Option(
+            "How long after the first of these calls the run comes at the latest. None lets later"
+            " calls put it off for ever.",
+            seconds,
+            least=0.001,
         ),
     ]
     queued_headers: Annotated[
@@ -257,6 +279,8 @@ class SingleInstance(JobOptions):
     unique_queued: bool | Literal["newest"]
     queued_ttl: float
     queued_headers: tuple[str, ...] | None
+    debounce: float | None
+    debounce_max: float | None
     give_up_after: int | None
 
     arguments: ClassVar[type] = TaskArguments
@@ -273,17 +297,23 @@ class SingleInstance(JobOptions):
         """See JobOptions."""
         if unknown := [name for name in given if name not in OPTIONS]:
             raise TypeError(_unknown(unknown, OPTIONS))
-        super().__init__(**given)
+        super().__init__(**_with_implied(given))
         self.check_answered()
         if not callable(self.key):
             self.check_named(self.key or "the task")
 
     def check_redelivered(self, task: Mapping[str, Any]) -> None:
-        """Refuse give_up_after for a *task*, given by its attributes, without acks_late.
+        """Refuse attributes of a *task* with which give_up_after or debounce cannot do its work.
 
         Raises:
-            ValueError: Its message is acknowledged before its run.
+            ValueError: Its message is acknowledged before its run, or expires.
         """
+        if self.debounce and task.get("expires") is not None:
+            raise ValueError(
+                "debounce and expires exclude each other: the one message of many calls would"
+                " expire with the first of them. Leave expires out; debounce_max says when the run"
+                " comes at the latest."
+            )
         if self.give_up_after and task.get("acks_late") is False:
             raise ValueError(
                 "give_up_after needs acks_late=True: by acks_late=False the message is acknowledged"
@@ -293,6 +323,10 @@ class SingleInstance(JobOptions):
 
     def check_together(self, given: Mapping[str, Any]) -> None:
         """Refuse options that exclude each other, and those *given* that have no effect."""
+        if self.debounce is None and "debounce_max" in given:
+            raise ValueError("debounce_max needs debounce: no other run is put off by later calls.")
+        if self.debounce is not None:
+            self._check_debounced(self.debounce)
         policies = {self.on_conflict, self.on_unavailable}
         comes_back = "retry" in policies or (self.on_conflict == "wait" and self.unique_queued)
         if "conflict_deadline" in given and not comes_back:
@@ -309,6 +343,34 @@ class SingleInstance(JobOptions):
             raise ValueError("limits say the names of the locks themselves: leave key out.")
         super().check_together(given)
 
+    def _check_debounced(self, debounce: float) -> None:
+        if self.debounce_max is not None and self.debounce_max < debounce:
+            raise ValueError(
+                f"debounce_max={self.debounce_max:g} is less than debounce={debounce:g}: no run"
+                " could come so soon after the first call. Make it longer, or leave it out."
+            )
+        if self.unique_queued != NEWEST:
+            raise ValueError(
+                f"debounce needs unique_queued={NEWEST!r}, not {self.unique_queued!r}: one call"
+                " waits, and takes the last one's arguments. Leave unique_queued out."
+            )
+        if self.on_conflict == "skip":
+            raise ValueError(
+                'debounce and on_conflict="skip" exclude each other: calls made during a run would'
+                ' be lost. Leave on_conflict out: debounce stands for "retry".'
+            )
+        if self.once:
+            raise ValueError(
+                "debounce excludes once, and so once_per and durable: after the first run, later"
+                " calls would be skipped, whatever they say. Leave one of them out."
+            )
+
+
+def _with_implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options *given*, and those that debounce stands for."""
+    given = {name: value for name, value in given.items() if value is not None}
+    return {**_OF_DEBOUNCE, **given} if given.get("debounce") is not None else given
+
 
 # Options that serve others: which they serve, and whether they are of use with these options.
 _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
@@ -321,6 +383,7 @@ _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
         ),
     ),
     "queued_ttl": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
+    "debounce_max": ({"debounce"}, lambda options: bool(options.get("debounce"))),
     "queued_headers": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
 }
 
@@ -352,6 +415,7 @@ def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         given = {name: value for name, value in layer.items() if value is not None}
         merged |= given
         counting = {**SingleInstance.of_durable, **merged} if merged.get("durable") else merged
+        counting = _with_implied(counting)
         for name, (served, is_of_use) in _SERVES.items():
             if name not in given and served & set(given) and not is_of_use(counting):
                 merged.pop(name, None)

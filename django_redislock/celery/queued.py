@@ -9,6 +9,7 @@ lock around the body still keeps the runs apart.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from hashlib import sha256
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from celery.utils.saferepr import saferepr
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from django_redislock import logs, task_runs
-from django_redislock.celery.defer import LONGEST_PAUSE, Deferred
+from django_redislock.celery.defer import LONGEST_PAUSE, Deferred, hop
 from django_redislock.celery.message import (
     HEADER,
     acks_late,
@@ -129,6 +130,25 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
         or options.get("ignore_result") not in {None, bool(task.ignore_result)}
         or any(options.get(name) for name in _DEPENDENTS)
     )
+
+
+def debounced(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of apply_async() for a call of a task with debounce.
+
+    The message carries when the call is due. If that is late, it comes up before, and goes back.
+
+    Raises:
+        ValueError: The call says itself when it is to run, or when it expires.
+    """
+    for name in ("countdown", "eta", "expires"):
+        if options.get(name, task.expires if name == "expires" else None) is not None:
+            raise ValueError(
+                f"A call of {task.name} cannot say {name}: debounce says when it runs, together"
+                f" with others. Leave {name} out, or call a task without debounce."
+            )
+    delay: float = task.single_instance_options.debounce
+    options = carrying(options, at=time.time() + delay)
+    return {**options, "countdown": hop(task, delay)}
 
 
 class QueuedResult(AsyncResult):  # type: ignore[misc] # Celery has no types
@@ -238,7 +258,7 @@ def _announce(
         "" if it is to be published, else the id of the one that waits.
     """
     ours: SingleInstance = task.single_instance_options
-    delay = delay_of(options)
+    delay = ours.debounce or delay_of(options)
     lives = seconds_left(options.get("expires", task.expires))
     what: dict[str, Any] = {
         "delay": delay,

@@ -26,6 +26,7 @@ from django_redislock.celery.defer import (
     Deferred,
     defer,
     leave,
+    put_off,
     stand,
     time_in_slot,
 )
@@ -69,6 +70,8 @@ LATEST = 2.0**37  # Seconds since the epoch that a calendar knows.
 # so near to it, it waits in its worker slot.
 EARLY = 0.2
 SOON = 0.5
+
+SHORTEST_PUT_OFF = 0.02  # Seconds by which a debounced run may come too early.
 
 UNCOUNTED_AGAIN_AFTER = 1.0  # Seconds, see TaskRun._uncount_start().
 
@@ -225,6 +228,8 @@ class TaskRun(JobRun):
         try:
             with self:
                 try:
+                    if self.options.debounce is not None:
+                        self._await_last_call(self.options.debounce)
                     outcome = self.attempt(work, take_up=self._take_up if self.baton else None)
                     if isinstance(outcome, Busy):
                         outcome = self._wait_here(outcome, work)
@@ -353,6 +358,8 @@ class TaskRun(JobRun):
         if self._most_starts and lease is not None and lease.fence is not None:
             return self._count_start(body, lease, self._most_starts)
         if self.delivered and self._is_noted:
+            if self.options.debounce is not None:  # It may have waited for the lock in its slot.
+                self._await_last_call(self.options.debounce, lease)
             self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
             done = dict.fromkeys(("tries", "since", "raised", "deferred", "reserved"))
@@ -678,6 +685,29 @@ class TaskRun(JobRun):
         self.args, self.kwargs = tuple(args), kwargs
         says = "%s runs with the arguments of the last call with its key"
         self.logger.info(says, self, extra=self.log_fields())
+
+    def _await_last_call(self, debounce: float, lease: Lease | None = None) -> None:
+        """Put the run off until no call has been merged into its own for *debounce* seconds.
+
+        Then it gives its *lease* back. Without an answer of the server, or if another call is
+        announced by now, none has been.
+
+        Raises:
+            Deferred: It is too early.
+        """
+        if not self._announced_as:
+            return  # A call that was published in any case, or a retry of the body.
+        until_due = _called_at(self.request) - time.time()
+        ago = self._requeue_call()
+        pause = until_due if ago is None else max(until_due, debounce - ago)
+        if self.options.debounce_max is not None:
+            pause = min(pause, until_due - debounce + self.options.debounce_max)
+        if pause > SHORTEST_PUT_OFF:
+            says = "Put off %s by %.1f s: debounce counts from its last call"
+            self.logger.debug(says, self, pause, extra=self.log_fields())
+            if lease is not None:
+                self.give_back(lease)
+            raise put_off(self.task, pause)
 
     def _requeue_call(self) -> float | None:
         """Go on standing for others. Returns the seconds since the last one was merged into it."""

@@ -128,6 +128,7 @@ def test_the_hint_for_a_long_run_names_the_setting_that_counts_on_rabbitmq(check
         ({}, []),
         ({"once": 60}, ["E051"]),
         ({"unique_queued": True, "on_conflict": "retry"}, ["E051"]),
+        ({"debounce": 60}, ["E051"]),
         ({"give_up_after": 3, "acks_late": True, "reject_on_worker_lost": True}, ["E051", "W061"]),
         ({"acks_late": True}, ["W061"]),
     ],

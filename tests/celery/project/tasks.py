@@ -318,6 +318,17 @@ def note_what(key, what):
     return work(key)
 
 
+def debounced_body(key, what, hold=False):
+    """Note what it was called with."""
+    note(key, "what", what=what)
+    return work(key, hold=hold)
+
+
+# Run once, a while after the last of many calls; the second is soon taken for lost.
+debounced = working("debounced", debounce=1, debounce_max=3, acks_late=True, body=debounced_body)
+debounced_briefly = working("debounced_briefly", debounce=0.2, queued_ttl=1, body=debounced_body)
+
+
 # As queued_newest, but wait in the worker when busy.
 queued_newest_waiting = working(
     "queued_newest_waiting",
