@@ -633,7 +633,7 @@ def announce(
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    backends[using].check_records("unique_queued or debounce")
+    backends[using].check_records("unique_queued")
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
     told = (one.encode(errors="replace") for one in (task, way))

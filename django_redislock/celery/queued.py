@@ -24,6 +24,7 @@ from celery.utils.saferepr import saferepr
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from django_redislock import logs, task_runs
+from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE, Deferred, hop
 from django_redislock.celery.message import (
     HEADER,
@@ -139,7 +140,9 @@ def debounced(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: The call says itself when it is to run, or when it expires.
+        ImproperlyConfigured: A quorum keeps its lock.
     """
+    backends[task.single_instance_options.using].check_records("debounce")
     for name in ("countdown", "eta", "expires"):
         if options.get(name, task.expires if name == "expires" else None) is not None:
             raise ValueError(

@@ -4,6 +4,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import distributed_lock, single_instance_task, task_runs
 from django_redislock.celery import SingleInstanceTask
@@ -203,3 +204,16 @@ class TestWithoutBroker:
             assert reindex.delay(1).published
             reindex.apply((2,))
         assert runs == [1, 2]
+
+    def test_a_quorum_refuses_the_call(self, settings):
+        location = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
+        quorum = {"BACKEND": "django_redislock.backends.QuorumBackend", "LOCATION": location}
+        settings.REDISLOCK = {"default": quorum}
+        with celery_app(broker_url="memory://"):
+
+            @single_instance_task(name="reindex", debounce=5)
+            def reindex():
+                pass
+
+            with pytest.raises(ImproperlyConfigured, match="debounce needs records of runs"):
+                reindex.delay()
