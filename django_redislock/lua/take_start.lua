@@ -20,6 +20,7 @@ local us = clock()
 local now = tonumber(us)
 local pause = redis.pcall('GET', LOCK)
 if type(pause) == 'string' and string.sub(pause, 1, 4) == 'hold' then
+  call('PEXPIRE', LOCK, 1, 'GT') -- as below
   return { 'own', call('PTTL', LOCK), string.sub(pause, 1, SIGHT), milliseconds(us) }
 end
 
@@ -75,5 +76,7 @@ end
 if waits then
   return { 'queued', digits(over), left_ms, us, is_new and 1 or 0 }
 end
+-- Changes nothing, but a server that accepts no writes refuses it: a former master must not say so.
+call('PEXPIRE', RATE, 1, 'GT')
 local _, _, _, _, its_owner = string.match(call('ZRANGE', RATE, 0, 0)[1] or '', LAST)
 return { 'early', left_ms, its_owner or '', milliseconds(us) }

@@ -6,7 +6,7 @@ who connect anew.
 
 import pytest
 
-from django_redislock import LockUnavailable, distributed_lock, held
+from django_redislock import LockUnavailable, Rate, distributed_lock, held
 from django_redislock.rules import flows
 from tests.conftest import Locks
 from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting
@@ -95,6 +95,19 @@ def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(c
     pair.locks.redis.set("written", 1, ex=60)
     wait_until(lambda: pair.locks.redis.wait(1, 100) == 1)
     assert caller.begin(distributed_lock(NAME, wait=0)).result(HUNG) is False
+
+
+@pytest.mark.proves("R13")
+@pytest.mark.parametrize("master_becomes", ["READONLY", "NOREPLICAS"])
+def test_r13_a_start_after_a_failover_is_one_of_the_new_master_which_gives_one_burst_more(
+    master_becomes, caller, pair
+):
+    def start():
+        return caller.acquire(distributed_lock(limits=[Rate(NAME, "2/h", burst=2)]))
+
+    assert [start() for _ in range(3)] == [True, True, False]
+    pair.fail_over(master_becomes=master_becomes, loses_data=True)
+    assert [start() for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.proves("R13")
