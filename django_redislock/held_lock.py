@@ -159,10 +159,8 @@ class HeldLock(Jsonable):
     @property
     def ends(self) -> str:
         """A clause to follow ``expires_in``: what becomes of the lock then; "" if unknown."""
-        if self.expires_in is None or self.state == "foreign":
+        if self.expires_in is None or self.state in {"foreign", "rate"}:
             return ""
-        if self.state == "rate":
-            return "when the next start is due"
         if self.handed_over:
             return "unless it is taken up"
         is_free = self.state == "cooling" or self.owner.operator
@@ -222,13 +220,13 @@ class HeldLock(Jsonable):
 
     def facts(self, taken_at: float | None = None, expires_at: float | None = None) -> list[Fact]:
         """All that is shown of it; the times, if they are known, as those of a Detail."""
-        ours = self.state != "foreign"
+        ours, rate = self.state not in {"foreign", "rate"}, self.state == "rate"
         return known_facts(
             Fact("Name", self.name, "name"),
             Fact("State", self, "state"),
             Fact("Permit", self.permit, "badge"),
             Fact("Note", self.note, "badge"),
-            Fact("Holder", self if self.owner.place else None, "holder"),
+            Fact("Started by" if rate else "Holder", self if self.owner.place else None, "holder"),
             Fact("Waits for", self.waits_for, "lock"),
             *(
                 Fact(label, getattr(self.owner, field) or None, kind)
@@ -236,8 +234,8 @@ class HeldLock(Jsonable):
             ),
             Fact("Held for", self.held_for, "age"),
             Fact("Taken at", taken_at, "moment"),
-            Fact("Expires in", self, "left"),
-            Fact("Expires at", expires_at, "moment"),
+            Fact("Next start" if rate else "Expires in", self, "left"),
+            Fact("Next at" if rate else "Expires at", expires_at, "moment"),
             Fact("TTL", self.ttl, "duration"),
             Fact("Renewals", self.renewals if ours else None),
             Fact("Waiters", self.waiters),

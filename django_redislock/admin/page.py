@@ -441,7 +441,7 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
     return {
         "detail": detail,
         "facts": markup.facts(lock.facts()) if lock else [],
-        "reference": _reference(lock) if lock else "",
+        "reference": _reference(lock) if lock and lock.state != "rate" else "",
         "others": [
             {
                 "key": quote(LockPage.of(one).key),

@@ -250,7 +250,7 @@ class RateSeen(NamedTuple):
     @property
     def holding(self) -> Holding:
         """It, as a lock that nobody holds."""
-        return rated(self.owner, id=self.id, since=self.at)
+        return rated(self.owner)
 
 
 def read_rate(data: bytes) -> RateSeen | None:

@@ -82,7 +82,8 @@ def masked(text):
     text = re.sub(r"\b\d{4}(-\d\d){2}[ T][\d:.]{5,}(\+00:00|Z| UTC)?", "<time>", text)
     text = re.sub(r"\b\d\d:\d\d:\d\d\b", "<time>", text)
     text = re.sub(r"(?<![0-9a-f.])[0-9a-f]{16}(?![0-9a-f])", "<id>", text)
-    text = re.sub(r"(?<![\d.])\d{15,}\b", "<number>", text)
+    # A time in seconds has no decimals if it is a whole one.
+    text = re.sub(r"(?<![\d.])(\d{15,}|1\d{9})\b(?!\.)", "<number>", text)
     text = re.sub(r"\b\d+ (d|h) \d+ (h|min)\b|\b\d+(\.\d+)? (ms|s|min|h|d)\b", "<duration>", text)
     text = re.sub(r"\b(\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+)\b", "<number>", text)
     # The width of what was masked.

@@ -208,6 +208,7 @@ def test_the_schema_of_json_is_the_documented_one():
         "gone": False,
         "newer_format": None,
         "handed_over": False,
+        "starts_left": None,
         "waits_for": None,
         "circle": None,
     }
