@@ -134,7 +134,7 @@ def of_debian(session: nox.Session, name: str) -> str:
     made = session.run(
         ".ci/debian", DEBIAN, "redis-server,valkey-server", silent=True, external=True
     )
-    root = str(made).strip()
+    root = str(made).splitlines()[-1]  # Before it stands what debootstrap said, if it ran.
     program = Path(session.create_tmp()) / name
     linker = f"{root}/usr/lib*/ld-linux-*.so.* --library-path {root}/usr/lib/*-linux-gnu"
     program.write_text(f'#!/bin/sh\nexec {linker} {root}/usr/bin/{name} "$@"\n')
