@@ -1,0 +1,72 @@
+"""A container: the program is pid 1 there, gets SIGTERM, and SIGKILL when its grace is over."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_redislock import distributed_lock, held
+from tests import ROOT
+from tests.support.nursery import environment_for
+from tests.support.servers import tied_to_us
+from tests.support.waiting import HUNG, wait_until
+
+CONTAINED = ("unshare", "--pid", "--fork", "--mount-proc")
+TTL = 3
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*CONTAINED, "true"], check=False).returncode,
+    reason="needs a kernel that gives it a process namespace",
+)
+
+
+@pytest.fixture
+def pid_1(settings, locks):
+    """Start ``manage.py locks run`` as pid 1, and return its pid as we see it, when it holds."""
+    started = []
+
+    def start(*command):
+        environment = environment_for() | {"TESTS_REDISLOCK": json.dumps(settings.REDISLOCK)}
+        arguments = ("locks", "run", "lottery", "--ttl", f"{TTL}s", "--grace", "1s", "--", *command)
+        outer = subprocess.Popen(
+            tied_to_us([*CONTAINED, sys.executable, "-m", "django", *arguments]),
+            env=environment,
+            cwd=ROOT,
+        )
+        started.append(outer)
+        wait_until(lambda: held.get("lottery"), message="it holds the lock")
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        return outer, int(children[0])
+
+    yield start
+    for outer in started:
+        outer.kill()
+        outer.wait(HUNG)
+
+
+def is_free():
+    return not distributed_lock("lottery").locked()
+
+
+@pytest.mark.parametrize("command", ["sleep 60", "trap '' TERM; sleep 60 & wait; sleep 60"])
+def test_sigterm_ends_a_command_within_its_grace_and_frees_the_lock(pid_1, command):
+    outer, inner = pid_1("sh", "-c", command)
+    os.kill(inner, signal.SIGTERM)
+    wait_until(is_free, timeout=TTL, message="the lock is free before its ttl is over")
+    assert outer.wait(HUNG) in {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+def test_after_sigkill_nothing_goes_on_and_the_lock_is_free_one_ttl_later(pid_1, tmp_path):
+    alive = tmp_path / "alive"
+    _, inner = pid_1("sh", "-c", f"while true; do echo >> {alive}; sleep 0.05; done")
+    wait_until(alive.exists)
+    os.kill(inner, signal.SIGKILL)
+    wait_until(is_free, timeout=2 * TTL, message="the lock is free")
+    size = alive.stat().st_size
+    with distributed_lock("lottery", wait=0):
+        assert alive.stat().st_size == size
