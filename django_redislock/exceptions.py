@@ -20,7 +20,7 @@ from typing import Literal
 
 from django_redislock.humanize import counted
 
-LostReason = Literal["expired", "forced", "taken", "unreachable"]
+LostReason = Literal["expired", "forced", "taken", "unreachable", "replaced"]
 UnavailableReason = Literal[
     "timeout", "connection", "pool", "not_ready", "replicas", "majority", "refused"
 ]
@@ -29,6 +29,7 @@ _LOST_BECAUSE: dict[str, str] = {
     "expired": "its time ran out before it was renewed, or the server lost its key",
     "forced": "an operator released it by force",
     "taken": "another owner holds the lock now",
+    "replaced": "a newer call has replaced this one",
     "unreachable": "the server could not be reached in time to renew it",
 }
 
@@ -100,7 +101,7 @@ class LockLost(LockError):
 
     Attributes:
         name: The lock.
-        reason: "expired", "forced", "taken" or "unreachable".
+        reason: "expired", "forced", "taken", "unreachable" or "replaced".
         over: If a release or a setting such as max_hold ended it: a clause that says so. Else "".
     """
 

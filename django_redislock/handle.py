@@ -29,7 +29,7 @@ from django_redislock.holder import (
 )
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
-from django_redislock.rules.flows import Busy, Done, Finished
+from django_redislock.rules.flows import Busy, Done, Finished, Replaced
 from django_redislock.rules.forms import Attempt, Release, release, release_again
 from django_redislock.rules.lease_state import Granted, granted_by, token_of
 from django_redislock.rules.names import check_name
@@ -194,7 +194,7 @@ class Handle:
 
     def attempt(
         self, *, block: bool = True, since: float | None = None
-    ) -> Lease | Busy | Done | Finished:
+    ) -> Lease | Busy | Done | Finished | Replaced:
         """As acquire(), with the whole outcome. For the package's own integrations.
 
         Args:
@@ -228,7 +228,7 @@ class Handle:
 
     async def aattempt(
         self, *, block: bool = True, since: float | None = None
-    ) -> Lease | Busy | Done | Finished:
+    ) -> Lease | Busy | Done | Finished | Replaced:
         """See attempt()."""
         entry = self._new_entry(block=block)
         backend = entry.backend
@@ -343,7 +343,9 @@ class Handle:
         if len(known) > MOST_NAMES:
             known.clear()
         owner = current_owner(limit=terms.limit) if terms.limit > 1 else current_owner()
-        return Attempt(
+        if run is not None and terms.replace_within is not None:
+            owner = replace(owner, called=run.called)
+        form = Attempt(
             name,
             owner,
             terms,
@@ -353,6 +355,9 @@ class Handle:
             has_limit=with_limit,
             is_of_run=run is not None,
         )
+        if run is not None and run.is_again:
+            form.is_again = True
+        return form
 
     def _refuse_transaction(self, entry: Entry) -> None:
         """Refuse an acquire whose release would come before the commit, or never."""
@@ -364,7 +369,7 @@ class Handle:
 
     def _attempt(
         self, entry: Entry, form: Attempt, since: float | None
-    ) -> Flow[Lease | Busy | Done | Finished]:
+    ) -> Flow[Lease | Busy | Done | Finished | Replaced]:
         """The flow of an attempt that is not granted at once."""
         started = form.sent or entry.backend.clock()
         outcome = yield from self._ask(entry, form, started if since is None else since)
@@ -376,7 +381,7 @@ class Handle:
 
     def _ask(
         self, entry: Entry, form: Attempt, since: float
-    ) -> Flow[Lease | Busy | Done | Finished]:
+    ) -> Flow[Lease | Busy | Done | Finished | Replaced]:
         """Ask for the lock. Only if no server answers, somebody is told: who has waited *since*."""
         started = form.sent or entry.backend.clock()
         lookout = Lookout(entry.backend, form, started)
@@ -567,8 +572,11 @@ class Handle:
         backend.leases.discard(lease)
         # A renewed lease has a beginning in the timeline, so it must have an end.
         noted = lease.renewals or now - lease.granted_at >= NOTED_FROM
-        run = self._run if backend.supports_records else None
-        ended = ("done" if success else "failed") if noted or run else ""
+        # It is no failure; JobRun notes what became of it.
+        is_replaced = lease.replaced_by is not None and not success
+        run = self._run if backend.supports_records and not is_replaced else None
+        how = "done" if success else "replaced" if is_replaced else "failed"
+        ended = how if noted or run or is_replaced else ""
         once = options.once if success else 0.0
         return Release(
             lease,
@@ -645,7 +653,7 @@ class Handle:
         """End what the server may keep of a lost lease (R4): others would wait for that."""
         # A renewal that was answered too late, or never, may have kept the lease. With a limit, its
         # acquire may have arrived once more after its end, and got another permit.
-        if entry.terms.limit > 1 or reason in {"expired", "unreachable"}:
+        if entry.terms.limit > 1 or reason in {"expired", "unreachable", "replaced"}:
             yield from self._undo_of(entry)
 
     def _tell_released(self, entry: Entry, success: bool) -> Flow[None]:

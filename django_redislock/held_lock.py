@@ -102,7 +102,7 @@ def known_facts(*facts: Fact) -> list[Fact]:
 
 State = Literal["held", "cooling", "paused", "overdue", "no-expiry", "foreign", "rate"]
 STATES = (*get_args(State), "permit")  # A selection may name these.
-Ended = Literal["done", "failed", "forced", "expired"]
+Ended = Literal["done", "failed", "forced", "replaced", "expired"]
 
 CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its ttl.
 
@@ -422,7 +422,7 @@ def read_past(entries: Iterable[bytes], lock: HeldLock | None, number: int = 1) 
     leases: dict[str, PastLease] = {}  # The entry of a lease's end takes the place of its first.
     for entry in entries:
         if noted := read_noted_lease(entry):
-            ended = noted.ended if noted.ended in {"done", "failed", "forced"} else "expired"
+            ended = noted.ended if noted.ended in get_args(Ended) else "expired"
             leases[noted.id] = PastLease(**noted._replace(ended=ended)._asdict(), number=number)
     if lock is not None and lock.id in leases and leases[lock.id].until is None:
         del leases[lock.id]  # It has not ended.

@@ -18,7 +18,7 @@ from django_redislock.holder import current_owner, new_holder
 from django_redislock.lease import Lease
 from django_redislock.misuse import check_callback
 from django_redislock.rules.arguments import LONGEST
-from django_redislock.rules.flows import Busy, Done, Finished, undo_attempt
+from django_redislock.rules.flows import Busy, Done, Finished, Replaced, undo_attempt
 from django_redislock.rules.forms import Form, StartAttempt
 from django_redislock.rules.limit import Limit, Rate
 from django_redislock.rules.steps import together
@@ -198,7 +198,7 @@ class StartLease(Lease):
         yield
 
 
-Outcome = Lease | Busy | Done | Finished
+Outcome = Lease | Busy | Done | Finished | Replaced
 NO_TEMPLATES: Mapping[str, str] = {}  # No name was formatted: each is its own template.
 
 

@@ -215,17 +215,18 @@ class Lease(LeaseState):
         It is also False while nobody knows: the lease was handed over to us a second ago or more,
         and the server has not answered since. ``ensure_held()`` asks the server.
         """
-        return self.is_held(self._backend.clock())
+        return self.replaced_by is None and self.is_held(self._backend.clock())
 
     @property
     def expires_in(self) -> float:
         """Seconds until the lease ends unless renewed; 0.0 when it is not held."""
         now = self._backend.clock()
-        return max(0.0, self.ends - now) if self.is_held(now) else 0.0
+        is_ours = self.replaced_by is None and self.is_held(now)
+        return max(0.0, self.ends - now) if is_ours else 0.0
 
     @property
     def lost_reason(self) -> LostReason | None:
-        """Why it was lost: "expired", "forced", "taken" or "unreachable"; None if it was not."""
+        """Why it was lost: "expired", "forced", "taken", "unreachable", "replaced"; else None."""
         return self.loss_reason(self._backend.clock())
 
     def ensure_held(self, verify: bool = False) -> None:
@@ -240,6 +241,8 @@ class Lease(LeaseState):
                 or while nobody knows whether a hand-over was confirmed; in the latter case an event
                 loop's thread gets this error without asking.
         """
+        if self.replaced_by is not None:
+            raise self.loss(self._backend.clock())
         is_in_doubt = self._is_in_doubt()
         if not verify and is_in_doubt and running_loop() is not None:
             raise LockUnavailable(
@@ -255,6 +258,8 @@ class Lease(LeaseState):
 
     async def aensure_held(self, verify: bool = False) -> None:
         """See ensure_held()."""
+        if self.replaced_by is not None:
+            raise self.loss(self._backend.clock())
         if verify or self._is_in_doubt():
             await self.arenew()
         elif not self.held:
@@ -333,7 +338,7 @@ class Lease(LeaseState):
         """
         check_callback(callback, "on_lost()")
         vars(self).setdefault("_callbacks", []).append(callback)
-        if self.is_lost:
+        if self.is_lost or self.replaced_by is not None:
             self.run_callbacks()
 
     def on_endangered(self, callback: Callable[[Lease], object], left: float = 0.5) -> None:

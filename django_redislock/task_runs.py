@@ -69,7 +69,8 @@ class Run(Jsonable):
     at: float  #: When it ended, or else began, in seconds since the epoch by the server's clock.
     ago: float
     lasted: float | None  #: None: skipped or abandoned, or its end is not known.
-    #: Why it was skipped: "busy", "paused", "cooling", "done" or "duplicate". Why it was abandoned.
+    #: Why it was skipped: "busy", "paused", "cooling", "done", "duplicate" or
+    #: "replaced". Why it was abandoned.
     #: Else "".
     why: str
     #: The owner that had the lock, or had done the work, so that it was skipped. Else "".

@@ -115,7 +115,7 @@ def _is_stuck(record: held.Record) -> bool:
     if skip is None or not record.skips:
         return False
     # The work was done by then, or an operator wanted the skip.
-    if skip.why in {"cooling", "done", "duplicate", "paused"}:
+    if skip.why in {"cooling", "done", "duplicate", "paused", "replaced"}:
         return False
     ended = max(run.at if run else 0.0 for run in (record.last_success, record.last_failure))
     # Runs of other hosts on the same occasion are skipped, as they should be.

@@ -161,6 +161,8 @@ class Backend(ABC):
     def _terms_of(self, options: Options) -> Terms:
         if options.once:
             self.check_records(f"once={options.once:g}")
+        if options.replace:
+            self.check_records('on_conflict="replace"')
         return terms_of(options, self.conf, self.operation_timeout)
 
     def operation_timeout(self, ttl: float) -> float:
@@ -237,8 +239,32 @@ class Backend(ABC):
                 ),
             )
         finally:  # A handler of the project's may raise.
-            if lease.has_callbacks or signals.lock_lost.receivers:
-                _in_thread("redislock-lost", self._tell_lost, lease)
+            self._tell_loss(lease)
+
+    def replaced(self, lease: Lease, left: float, by: str) -> None:
+        """Note that a newer call has replaced the run of *lease*, and tell it as lost() does.
+
+        Args:
+            lease: It lasts on the server until its run has ended.
+            left: Seconds that the run has for that.
+            by: The owner of the newer call.
+        """
+        if not lease.replace(self.clock(), left, by):
+            return
+        try:
+            logger.info(
+                "The run under lock %r is replaced by %s, and has %.1f s to end",
+                lease.name,
+                by,
+                left,
+                extra=logs.of(lease, reason="replaced"),
+            )
+        finally:
+            self._tell_loss(lease)
+
+    def _tell_loss(self, lease: Lease) -> None:
+        if lease.has_callbacks or signals.lock_lost.receivers:
+            _in_thread("redislock-lost", self._tell_lost, lease)
 
     def _tell_lost(self, lease: Lease) -> None:
         held_for = self.clock() - lease.granted_at

@@ -205,6 +205,11 @@ def _check_records(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
                 backend.check_records(f"{said} of task {task.name}")
             except ImproperlyConfigured as error:
                 yield _message("E051", str(error), "Until then, each of its runs or calls fails.")
+    if options.lock.replace:
+        try:
+            backend.check_records(f'on_conflict="replace" of task {task.name}')
+        except ImproperlyConfigured as error:
+            yield _message("E051", str(error), "Until then, each of its runs fails.")
     if acks_late(task) and options.once != DATABASE and not backend.supports_records:
         yield _message(
             "W061",

@@ -261,7 +261,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             ImproperlyConfigured: unique_queued is "newest", and a majority of servers decides.
         """
         at = None
-        if self.single_instance_options.once_per:
+        if self.single_instance_options.once_per or self.single_instance_options.lock.replace:
             # A retry goes on in the period of its call.
             at = carried(options.get("headers")).get("at") or time.time() + delay_of(options)
             options = carrying(options, at=at)

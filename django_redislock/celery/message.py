@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 #   "reserved"    the starts that it has reserved under rates, by name: see lua/take_start.lua
 #   "call"        which of the calls under one task id it is, the same in redeliveries and retries
 #   "at"          when the call was made or due, in seconds since the epoch, with once_per, debounce
+#                 or on_conflict="replace"
 #   "baton"       by which its first run takes up a lease, see lease.py
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts

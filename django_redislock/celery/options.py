@@ -109,17 +109,18 @@ class TaskArguments(RunArguments, total=False):
         ),
     ]
     on_conflict: Annotated[
-        Literal["skip", "raise", "retry", "wait"] | Callable[[Conflict], Any],
+        Literal["skip", "raise", "retry", "wait", "replace"] | Callable[[Conflict], Any],
         Option(
             'What a run does if the lock is not free: ``"skip"``, ``"raise"``, ``"retry"``,'
-            ' ``"wait"``, or a function. "skip" returns a marked value, ``{"skipped": "busy",'
-            ' "lock": name, "holder": "host:pid task-id"}``. "raise" raises LockTimeout. "retry"'
-            ' comes back later, until conflict_deadline, then skips. "wait" queues for the lock in'
-            " its worker slot, then skips. A function gets a Conflict, and its return value is the"
-            " result.",
+            ' ``"wait"``, ``"replace"``, or a function. "skip" returns a marked value,'
+            ' ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``. "raise" raises'
+            ' LockTimeout. "retry" comes back later, until conflict_deadline, then skips. "wait"'
+            ' queues for the lock in its worker slot, then skips. "replace" lets the newest'
+            " call win: the run that has the lock is told to end, and this one follows it. A"
+            " function gets a Conflict, and its return value is the result.",
             one_of,
             "skip",
-            choices=("skip", "raise", "retry", "wait"),
+            choices=("skip", "raise", "retry", "wait", "replace"),
             functions=True,
         ),
     ]
@@ -341,6 +342,12 @@ class SingleInstance(JobOptions):
                 )
         if self.key is not None and self.limits:
             raise ValueError("limits say the names of the locks themselves: leave key out.")
+        if self.on_conflict == "replace" and self.unique_queued:
+            which = "unique_queued" if self.debounce is None else "debounce"
+            raise ValueError(
+                f'{which} and on_conflict="replace" exclude each other: a newer call would not be'
+                f" published while one waits. Leave {which} out."
+            )
         super().check_together(given)
 
     def _check_debounced(self, debounce: float) -> None:
@@ -374,6 +381,7 @@ def _with_implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 # Options that serve others: which they serve, and whether they are of use with these options.
 _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
+    "replace_within": ({"on_conflict"}, lambda options: options.get("on_conflict") == "replace"),
     "wait": ({"on_conflict"}, lambda options: options.get("on_conflict") == "wait"),
     "conflict_deadline": (
         {"on_conflict", "on_unavailable", "unique_queued"},

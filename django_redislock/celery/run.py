@@ -44,11 +44,19 @@ from django_redislock.celery.options import NEWEST, Conflict
 from django_redislock.celery.queued import unpacked
 from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable, RunAbandoned
 from django_redislock.holder import Activity
-from django_redislock.jobs.run import TIME_TO_REPORT, JobRun, Named, Ran, Unavailable, running
+from django_redislock.jobs.run import (
+    TIME_TO_REPORT,
+    JobRun,
+    Named,
+    Ran,
+    Unavailable,
+    milliseconds_of,
+    running,
+)
 from django_redislock.lease import Baton, Lease
 from django_redislock.lock import TakingUp
 from django_redislock.process import cached_property, chain_of
-from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
+from django_redislock.rules.flows import Busy, Done, Finished, Replaced, RunMarker
 from django_redislock.rules.limit import Limit
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
 
@@ -210,6 +218,14 @@ class TaskRun(JobRun):
             tries = f"{request.replaced_task_nesting or 0}.{request.retries or 0}"
             # Its duplicates are recognised by this, see lua/_task_of.lua.
             self.marker = RunMarker(f"{self.id}/{self.call}:{tries}", task.recognised_for)
+            if self.options.lock.replace:
+                redelivered = (request.delivery_info or {}).get("redelivered")
+                self.marker = self.marker._replace(
+                    called=milliseconds_of(_called_at(request)),
+                    is_again=bool(
+                        redelivered or request.retries or "since" in carried(request.headers)
+                    ),
+                )
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]" if self.id else str(self.task.name)
@@ -231,7 +247,8 @@ class TaskRun(JobRun):
                     if self.options.debounce is not None:
                         self._await_last_call(self.options.debounce)
                     outcome = self.attempt(work, take_up=self._take_up if self.baton else None)
-                    if isinstance(outcome, Busy):
+                    # With "replace" it has waited as long as it may.
+                    if isinstance(outcome, Busy) and not self.options.lock.replace:
                         outcome = self._wait_here(outcome, work)
                     match outcome:
                         case Ran(result):
@@ -242,7 +259,7 @@ class TaskRun(JobRun):
                             result = work(None)
                         case Busy():
                             result = self._end_as_busy(outcome)
-                        case Done() | Finished():
+                        case Done() | Finished() | Replaced():
                             result = self._end_as_over(outcome)
                 except _GoesOn as end:
                     result = end.result
@@ -484,9 +501,13 @@ class TaskRun(JobRun):
         signals.task_abandoned.send_robust(**self.news(starts=starts))
         return error
 
+    def ends_replaced(self, error: Exception) -> bool:
+        # Its retry comes back as a duplicate: see lua/acquire_replacing.lua.
+        return isinstance(error, Retry) or super().ends_replaced(error)
+
     # --- without the lock ---------------------------------------------------------------------
 
-    def _end_as_over(self, found: Done | Finished) -> Any:
+    def _end_as_over(self, found: Done | Finished | Replaced) -> Any:
         """End a run whose work is done, or whose earlier delivery is."""
         if self.baton:
             self._decline()

@@ -19,7 +19,7 @@ from django_redislock.fencing import check_database
 from django_redislock.misuse import generates, is_awaited
 from django_redislock.monitors import Monitor, check_monitors
 from django_redislock.options import Arguments, Option, Seconds, checked, options_in
-from django_redislock.rules.arguments import flag, period, seconds
+from django_redislock.rules.arguments import SHORTEST_TTL, flag, period, seconds
 from django_redislock.rules.limit import Limit, Rate, check_rates
 from django_redislock.rules.names import check_limited, in_period
 from django_redislock.rules.options import Options
@@ -28,7 +28,7 @@ from django_redislock.rules.options import Options
 
 # ``JobRun.skip`` in run.py makes it.
 
-_REASONS = ("busy", "paused", "cooling", "done", "duplicate")
+_REASONS = ("busy", "paused", "cooling", "done", "duplicate", "replaced")
 _KEYS = {"skipped", "lock", "holder", "by", "ago", "reason", "expires_in"}
 
 _ENCODERS = ("json.encoder", "simplejson.encoder")
@@ -42,12 +42,12 @@ class Skipped(dict[str, Any]):
 
     Its keys:
         skipped: Why: "busy" (somebody holds the lock), "paused" (an operator keeps it from
-            everybody), "cooling" (min_hold keeps it), "done" (by once) or "duplicate" (of a Celery
-            task run that has succeeded).
+            everybody), "cooling" (min_hold keeps it), "done" (by once), "duplicate" (of a Celery
+            task run that has succeeded) or "replaced" (by a newer call).
         lock: The name of the lock.
         holder: If it is busy or paused: the holder, as "host:pid" and what it runs; or the
             operator.
-        by: Else: the owner that did the work, or held the lock last.
+        by: Else: the owner that did the work, held the lock last, or made the newer call.
         ago: How many seconds ago that was; missing if unknown.
         expires_in: Of a cooling lock: in how many seconds it is free; missing if unknown.
         reason: Why an operator paused it, or another remark; missing if there is none.
@@ -157,6 +157,15 @@ class RunArguments(Arguments, total=False):
             shell="TIME",
         ),
     ]
+    replace_within: Annotated[
+        Seconds | None,
+        Option(
+            'With ``on_conflict="replace"``: how long a run has to end after a newer call has'
+            " replaced it. Then it loses its lease. Default: the ttl.",
+            seconds,
+            least=SHORTEST_TTL,
+        ),
+    ]
     monitor: Annotated[
         Monitor | Sequence[Monitor] | None,
         Option(
@@ -172,14 +181,16 @@ class JobArguments(RunArguments, total=False):
     """What @single_instance takes."""
 
     on_conflict: Annotated[
-        Literal["skip", "raise", "wait"] | Callable[[Conflict], Any],
+        Literal["skip", "raise", "wait", "replace"] | Callable[[Conflict], Any],
         Option(
-            'What a run does if the lock is not free: ``"skip"``, ``"raise"``, ``"wait"``, or a'
-            ' function. "skip" returns Skipped. "raise" raises LockTimeout. "wait" queues for the'
-            " lock, then skips. A function gets a Conflict, and its return value is the result.",
+            'What a run does if the lock is not free: ``"skip"``, ``"raise"``, ``"wait"``,'
+            ' ``"replace"``, or a function. "skip" returns Skipped. "raise" raises LockTimeout.'
+            ' "wait" queues for the lock, then skips. "replace" lets the newest call win: the run'
+            " that has the lock is told to end, and this one follows it. A function gets a"
+            " Conflict, and its return value is the result.",
             one_of,
             "skip",
-            choices=("skip", "raise", "wait"),
+            choices=("skip", "raise", "wait", "replace"),
             functions=True,
         ),
     ]
@@ -238,6 +249,7 @@ class JobOptions:
         of_lock = {name: value for name, value in options.items() if name in Options._fields}
         of_lock |= {"once": 0.0} if options.get("once") == DATABASE else {}
         of_lock |= {} if options.get("on_conflict") == "wait" else {"wait": 0.0}
+        of_lock |= {"replace": True} if options.get("on_conflict") == "replace" else {}
         how = Options(**of_lock)
         vars(self).update({**defaults, "monitor": (), "atomic": None, **options, "lock": how})
         self.check_together(options)
@@ -246,6 +258,7 @@ class JobOptions:
         """Refuse options that exclude each other, and those *given* that have no effect."""
         if "wait" in given and self.on_conflict != "wait":
             raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
+        self._check_replacing(given)
         if self.atomic is not None:
             check_database(self.atomic, "atomic")
             if self.on_unavailable == "run":
@@ -275,6 +288,35 @@ class JobOptions:
             raise ValueError("once and limits exclude each other: once lets one run succeed.")
         if self.once and (self.limit or 1) > 1:
             raise ValueError("once and limit exclude each other: once lets one run succeed.")
+
+    def _check_replacing(self, given: Mapping[str, Any]) -> None:
+        """Refuse options that would keep the newest call from its run."""
+        if self.on_conflict != "replace":
+            if "replace_within" in given:
+                raise ValueError(
+                    'replace_within needs on_conflict="replace": no other policy replaces a run.'
+                )
+            return
+        clean = "Leave it out, or write another on_conflict."
+        if self.once or self.min_hold:
+            which = next(
+                one for one in ("durable", "once_per", "once", "min_hold") if given.get(one)
+            )
+            raise ValueError(
+                f'{which} and on_conflict="replace" exclude each other: after a success, {which}'
+                f" would skip the newest call or keep it waiting. {clean}"
+            )
+        if self.limit is not None or self.limits:
+            which = "limits" if self.limits else "limit"
+            raise ValueError(
+                f'{which} and on_conflict="replace" exclude each other: of several runs, none is'
+                f" the one to replace. {clean}"
+            )
+        if self.on_unavailable == "run":
+            raise ValueError(
+                'on_unavailable="run" and on_conflict="replace" exclude each other: a run without'
+                " the lock cannot be replaced. Leave on_unavailable out."
+            )
 
     def check_named(self, name: str) -> None:
         """Refuse the *name* of a lock that does not go with these options, see check_limited()."""

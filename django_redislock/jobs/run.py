@@ -10,23 +10,25 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import time
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, process, signals, task_runs
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.exceptions import LockLost, LockUnavailable, StaleFence
 from django_redislock.holder import Activity, current_activity, within
 from django_redislock.humanize import duration
 from django_redislock.jobs.options import DATABASE, Conflict, JobOptions, Skipped
+from django_redislock.jobs.replaced import told_when_replaced
 from django_redislock.lease import Lease
 from django_redislock.lock import JointLock, Lock
 from django_redislock.misuse import UNSTARTED, called, unstarted
 from django_redislock.monitors import CheckIns
 from django_redislock.process import cached_property
 from django_redislock.rules.arguments import text
-from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
+from django_redislock.rules.flows import Busy, Done, Finished, Replaced, RunMarker
 from django_redislock.rules.names import Written, check_name
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ Result = TypeVar("Result")
 RECOGNISED_FOR = 86_400.0
 NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
 # Skips that somebody wanted, so they are no warning.
-EXPECTED_SKIPS = ("cooling", "done", "paused")
+EXPECTED_SKIPS = ("cooling", "done", "paused", "replaced")
 
 # How a run ends once its body has begun. "lost": its lease was lost, however the body ended.
 # "interrupted": an exception from outside ended it, such as Ctrl-C or a cancellation. The last four
@@ -75,6 +77,11 @@ def current_lease() -> Lease | None:
     return run.lease
 
 
+def milliseconds_of(at: float) -> str:
+    """A time in seconds since the epoch, in ms, as RunMarker.called has it."""
+    return str(int(at * 1000))
+
+
 class Named(NamedTuple):
     """How the locks of a job are named."""
 
@@ -95,7 +102,7 @@ class Unavailable(NamedTuple):
     error: LockUnavailable
 
 
-Refusal = Busy | Done | Finished  # What a run found in place of its lock.
+Refusal = Busy | Done | Finished | Replaced  # What a run found in place of its lock.
 Outcome = Ran | Unavailable | Refusal
 
 
@@ -161,6 +168,8 @@ class JobRun:
         self.args = args
         self.kwargs = kwargs or {}
         self.sender = sender
+        if options.lock.replace:
+            self.marker = self.marker._replace(called=milliseconds_of(time.time()))
 
     def __str__(self) -> str:
         return self.activity.task
@@ -258,40 +267,75 @@ class JobRun:
         """
         # Its end releases a lock. It gets a lock before that is asked for, since a soft time limit
         # may be raised right after the grant. Without a grant, its end does nothing.
-        with ExitStack() as locks:
-            if self.options.atomic is not None:
-                fencing.check_outermost(self.name, self.options.atomic, of_task=True)
-            try:
-                # The database is asked first: a run that is done need not wait for the lock.
-                outcome: Lease | Refusal | None
-                outcome = self._completed() if self.options.once == DATABASE else None
-                if outcome is None and take_up is not None:
-                    outcome = take_up(locks)
-                if outcome is None:
-                    lock = self.asked_lock = self.lock(wait)
-                    locks.push(lock)
-                    outcome = lock.attempt(since=since)
-            except LockUnavailable as error:
-                return Unavailable(error)
-            if not isinstance(outcome, Lease):
-                return outcome
-            try:
-                return Ran(work(outcome))
-            except _CompletedBefore as completed:
-                self.give_back(outcome)
-                return completed.found
+        try:
+            with ExitStack() as locks:
+                if self.options.atomic is not None:
+                    fencing.check_outermost(self.name, self.options.atomic, of_task=True)
+                try:
+                    # The database is asked first: a run that is done need not wait for the lock.
+                    outcome: Lease | Refusal | None
+                    outcome = self._completed() if self.options.once == DATABASE else None
+                    if outcome is None and take_up is not None:
+                        outcome = take_up(locks)
+                    if outcome is None:
+                        lock = self.asked_lock = self.lock(wait)
+                        locks.push(lock)
+                        outcome = lock.attempt(since=since)
+                except LockUnavailable as error:
+                    return Unavailable(error)
+                if not isinstance(outcome, Lease):
+                    return outcome
+                try:
+                    if self.options.lock.replace:
+                        locks.enter_context(told_when_replaced(outcome))
+                    return Ran(work(outcome))
+                except _CompletedBefore as completed:
+                    self.give_back(outcome)
+                    return completed.found
+                except Exception as error:
+                    if self.options.lock.replace:
+                        self._replaced(error)  # Before the newer call begins.
+                    raise
+        except Exception as error:
+            if not self.options.lock.replace or (found := self._replaced(error)) is None:
+                raise
+            return found
+
+    def _replaced(self, error: Exception) -> Replaced | None:
+        """What a run has found that ended by *error*, if a newer call has replaced it; else None.
+
+        A body that ends well in its time is a success: the lock was its own until then.
+        """
+        lease = self.lease
+        if lease is None or lease.lost_reason != "replaced" or not self.ends_replaced(error):
+            return None
+        self.ending = "lost"
+        with self.noting("end"):
+            task_runs.forget_start(self.name, lease, using=self.options.using)
+        return Replaced(lease.replaced_by or "")
+
+    def ends_replaced(self, error: Exception) -> bool:
+        """Whether *error* says no more than that the run is replaced."""
+        return isinstance(error, LockLost | StaleFence) and error.name == self.name
 
     async def _aattempt(self, body: Callable[..., Awaitable[Any]]) -> Outcome:
-        async with AsyncExitStack() as locks:
-            lock = self.lock()
-            locks.push_async_exit(lock)
-            try:
-                outcome = await lock.aattempt()
-            except LockUnavailable as error:
-                return Unavailable(error)
-            if isinstance(outcome, Lease):
-                return Ran(await self._arun_body(body, outcome))
-            return outcome
+        try:
+            async with AsyncExitStack() as locks:
+                lock = self.lock()
+                locks.push_async_exit(lock)
+                try:
+                    outcome = await lock.aattempt()
+                except LockUnavailable as error:
+                    return Unavailable(error)
+                if isinstance(outcome, Lease):
+                    if self.options.lock.replace:
+                        locks.enter_context(told_when_replaced(outcome))
+                    return Ran(await self._arun_body(body, outcome))
+                return outcome
+        except Exception as error:
+            if not self.options.lock.replace or (found := self._replaced(error)) is None:
+                raise
+            return found
 
     def run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         """Execute *body*, with the option atomic in a transaction."""
@@ -386,6 +430,8 @@ class JobRun:
             case Finished(by=by):
                 why, says = "duplicate", f"duplicate, of {self.activity.task_id}"
                 known["by"] = by or self.activity.task_id
+            case Replaced(by=by):
+                why, says, known["by"] = "replaced", f"replaced, by {by or 'a newer call'}", by
             case Done(by=by):
                 why, says, known["by"] = "done", f"done, by {by}", by
             case Busy(name=name, cooling=cooling, holder=holder):
@@ -508,7 +554,8 @@ class JobRun:
 
     def _outcome_of(self, error: BaseException | None) -> RunOutcome:
         """The outcome of a body that has begun; *error* has ended its run."""
-        if self.lease is not None and self.lease.lost_reason:
+        reason = None if self.lease is None else self.lease.lost_reason
+        if reason and reason != "replaced":
             return "lost"
         if self.ending is not None:
             return self.ending

@@ -34,6 +34,7 @@ LOOKED_AT_ONCE = 100
 _ENDED = {
     "done": "It ended well",
     "failed": "It ended without success",
+    "replaced": "A newer call replaced it",
     "forced": "The lock was released by force",
 }
 
@@ -311,7 +312,7 @@ def _of_calls(name: str, calls: task_runs.Calls, task_id: str) -> Iterator[Fact]
         )
         yield Fact(calls.done_at, name, says, calls.done_by)
     if calls.succeeded_at is not None:
-        says = "The call succeeded: the server does not let a duplicate of it run."
+        says = "The call succeeded, or a newer one replaced it: no duplicate of it runs."
         yield Fact(calls.succeeded_at, name, says, Owner(task_id=task_id))
 
 

@@ -42,6 +42,7 @@ from django_redislock.rules.replies import (
     LostReply,
     OwnReply,
     QueuedReply,
+    ReplacedReply,
     SplitReply,
     in_seconds,
     read_ring,
@@ -154,6 +155,13 @@ class Done(NamedTuple):
     ago: float | None  # Seconds; None if nobody knows.
 
 
+class Replaced(NamedTuple):
+    """A newer call of the same job has replaced this one."""
+
+    by: str  # Its owner, as ``host:pid task-id``; "" if nobody knows.
+    ago: float | None = None  # See Done.
+
+
 class Finished(NamedTuple):
     """The task run for which the lock was wanted has succeeded already."""
 
@@ -166,6 +174,8 @@ class RunMarker(NamedTuple):
 
     id: str  # Of the run, as in lua/_task_of.lua; "" unless a broker delivered it.
     recognised_for: float  # Seconds after its success in which no duplicate of it runs.
+    called: str = ""  # When its call was made, in ms since the epoch, if a newer one replaces it.
+    is_again: bool = False  # Whether it may have been delivered before.
 
 
 def unavailable(name: str, trouble: Trouble) -> LockUnavailable:
@@ -181,7 +191,7 @@ def acquire(
     now: float,
     take_over: Callable[[Granted], object] | None = None,
     lookout: Lookout | None = None,
-) -> Flow[Granted | Busy | Done | Finished]:
+) -> Flow[Granted | Busy | Done | Finished | Replaced]:
     """Ask for the lock until it is ours or the wait is over.
 
     Args:
@@ -222,7 +232,7 @@ def pause(attempt: Attempt, now: float) -> Flow[Granted | FirstInLine | Busy]:
 
 def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     attempt: Attempt, now: float, lookout: Lookout | None = None
-) -> Flow[Granted | Busy | Done | Finished]:
+) -> Flow[Granted | Busy | Done | Finished | Replaced]:
     give_up = now + attempt.terms.wait
     # All tries end in time for an undo, so that the call takes two operation timeouts at most
     # besides its wait (R5).
@@ -330,7 +340,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
 
 def _end_without_lock(
     reply: Any, name: str, patience: float, *, asks_again: bool
-) -> Busy | Done | Finished | None:
+) -> Busy | Done | Finished | Replaced | None:
     """The outcome of an acquire, if the reply to a try ends it without a grant.
 
     Args:
@@ -351,6 +361,8 @@ def _end_without_lock(
             return Done(str(owner), _since(at, in_seconds(done.server_ms)))
         case FinishedReply() as finished:
             return Finished(in_seconds(finished.ago_ms))
+        case ReplacedReply() as replaced:
+            return Replaced(str(Owner.unpack(replaced.newer.decode(errors="replace"))))
     return None
 
 

@@ -129,12 +129,14 @@ class Attempt(Form):
         queues: Whether it stands in the queue if it waits.
         is_pause: Whether it is an operator's: queued before all waiters, unattended.
         look_every: Seconds after which a waiter looks by itself.
+        is_again: Whether its run may have been delivered before.
     """
 
     script = scripts.ACQUIRE
     args = len(AcquireArgs._fields) + 1
     queues = True
     is_pause = False
+    is_again = False
     look_every = LOOK_EVERY
     blocked_by: bytes | None = None
     _queued: QueuedReply
@@ -167,7 +169,9 @@ class Attempt(Form):
         if terms.limit > 1:
             self.args = Attempt.args + 1
             self.script = scripts.ACQUIRE_PERMIT
-        if markers is not NO_MARKERS:
+        if terms.replace_within is not None:
+            self.script, self.is_plain = scripts.ACQUIRE_REPLACING, False
+        elif markers is not NO_MARKERS:
             self.script = (
                 scripts.ACQUIRE_MARKED if terms.limit == 1 else scripts.ACQUIRE_PERMIT_MARKED
             )
@@ -199,10 +203,14 @@ class Attempt(Form):
             renews=renews_flag(self.terms.renews),
             owner=self.owner.packed,
         )
+        more: tuple[str | int, ...] = (self.limit,) if self.limit > 1 else ()
+        if self.script is scripts.ACQUIRE_REPLACING:
+            grace = self.terms.replace_within or 0.0
+            more = milliseconds(grace), self.owner.called if self.is_again else ""
         return Call(
             self.script,
             self.name,
-            (*args, self.limit) if self.limit > 1 else args,
+            (*args, *more),
             within,
             listening=self.id if mode == "queue" else "",
             replicas=self.replicas,
@@ -381,7 +389,7 @@ def release(form: Release) -> Flow[LostReason | None]:
         return None
     # The first try may have worked, if it was sent while the lease was ours (R6).
     in_time = answer.unanswered_since < form.lease.deadline
-    if not in_time or answer.value == FORCED:
+    if not in_time or answer.value in {FORCED, b"replaced"}:
         return lost_because(answer.value.decode())
     if form.is_promise and answer.now >= form.lease.deadline:
         # Perhaps the lease ended by itself, before any try was carried out.

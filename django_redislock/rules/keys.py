@@ -43,6 +43,7 @@ class Keys(NamedTuple):
     line: str  # Sorted set: ids of deferred task runs -> their tickets, see lua/stand_in_line.lua.
     due: str  # Sorted set: the same ids -> when each is given up unless it is back, in ms.
     waits: str  # String: what the holder of the lease waits for, see lua/note_wait.lua.
+    replaced: str  # Hash: the calls that a newer one has replaced, see lua/_replaced.lua.
     rate: str  # Sorted set: the starts under a rate -> when each is over, see lua/_starts.lua.
     fence: str  # Sorted set of one: the greatest fence given out under this prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
@@ -124,6 +125,7 @@ def lock_keys(prefix: str, name: str, permit: int = 1) -> Keys:
         line=base + "line",
         due=base + "due",
         waits=base + "waits",
+        replaced=base + "replaced",
         rate=base + "rate",
         fence=fence_key(prefix),
         held=index_key(prefix),

@@ -99,7 +99,7 @@ def will_renew(renew: bool, ttl: float, left: float) -> bool:
 
 def lost_because(word: str) -> LostReason:
     """Why a lease is lost, from the word of a script."""
-    return {"forced": "forced", "taken": "taken"}.get(word, "expired")  # type: ignore[return-value]
+    return word if word in {"forced", "taken", "replaced"} else "expired"  # type: ignore[return-value]
 
 
 class Alarm:
@@ -149,6 +149,8 @@ class LeaseState:
         is_handed_over: Whether it ended by a hand-over to the bearer of a baton.
         transactions: How many of *times_held* are open transactions; see handle.Handle._defer().
         min_hold: The greatest min_hold of its acquires that have ended with a success.
+        replaced_by: The owner of the newer call that has replaced its run, as text; None if none
+            has. It is told as lost then, and on the server it lasts until the run has ended.
     """
 
     # These never change for most leases.
@@ -163,6 +165,7 @@ class LeaseState:
     is_handed_over = False
     _known_abandoned = False
     lost: LostReason | None = None
+    replaced_by: str | None = None
     alarms: Sequence[Alarm] = (STANDARD_ALARM,)
     danger: dict[Alarm, object] | None = None  # While a renewal is unanswered: the raised alarms.
     _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.
@@ -228,6 +231,8 @@ class LeaseState:
 
     def loss_reason(self, now: float) -> LostReason | None:
         """Why it was lost; None if it was not."""
+        if self.replaced_by is not None and (now >= self.ends or self.lost is None):
+            return "replaced"
         if now >= self.ends and self.is_active:
             return "unreachable" if self.is_unanswered else "expired"
         return self.lost
@@ -434,13 +439,26 @@ class LeaseState:
             return False
         return danger.setdefault(alarm, told_by) is told_by  # One step of the dict.
 
+    def replace(self, now: float, left: float, by: str) -> bool:
+        """A newer call has replaced its run, which has *left* seconds to end.
+
+        It is renewed for so long at most. Returns True to the first caller that tells of its loss.
+        """
+        if not self.is_active:
+            return False
+        self.hold_until = min(self.hold_until, now + left)
+        self._end_by_max_hold(min(self.ttl, left))
+        self.replaced_by = by
+        told_by = object()
+        return vars(self).setdefault("_told_by", told_by) is told_by  # One step of the dict.
+
     def lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
         """It is lost. Returns True to the first caller that says so, False to all others."""
         # If the release overtakes a renewal, the answer to the renewal says nothing.
         if not self.is_ours or (self.is_ended and not at_release):
             return False
         if self.lost is None:
-            self.lost = reason
+            self.lost = reason if self.replaced_by is None else "replaced"
         told_by = object()
         return vars(self).setdefault("_told_by", told_by) is told_by  # One step of the dict.
 

@@ -21,6 +21,8 @@ RELEASES_BEFORE_COMMIT = ("warn", "ignore", "error")  # What the settings may sa
 MOST_PERMITS = 1000  # Of a lock with a limit.
 LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, at most.
 ONE_TRY = 0.75  # Of the operation timeout.
+# Seconds that a call waits beyond the time in which a run that it has replaced must end.
+REPLACED_WITHIN = 2.0
 MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
 
 
@@ -38,6 +40,8 @@ class Options(NamedTuple):
     renews_once: bool = False  # Whether one that is done begins anew, and keeps nobody out.
     atomic: str | None = None  # The database of the transaction around the block.
     release_on_commit: bool = False
+    replace: bool = False  # Whether the newest call wins,
+    replace_within: float | None = None  # and how long the others have to end; None: the ttl.
     limit: int | None = None  # How many permits there are; None is not the same as one.
 
 
@@ -53,6 +57,7 @@ class Terms:
     unavailable_after: float
     release_before_commit: str  # DEFER, or one of RELEASES_BEFORE_COMMIT.
     limit: int = 1  # How many permits the lock has.
+    replace_within: float | None = None  # Seconds that a holder has to end; None: it is waited for.
 
     @cached_property
     def first_ttl(self) -> float:
@@ -89,13 +94,19 @@ def terms_of(
     ttl = conf.ttl if options.ttl is None else options.ttl
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
     timeout = operation_timeout(ttl)
+    wait = conf.wait if options.wait is None else options.wait
+    within = None
+    if options.replace:
+        within = ttl if options.replace_within is None else options.replace_within
+        wait = within + REPLACED_WITHIN
     return Terms(
         ttl=ttl,
-        wait=conf.wait if options.wait is None else options.wait,
+        wait=wait,
         renew=conf.renew if options.renew is None else options.renew,
         max_hold=math.inf if max_hold is None else max_hold,
         operation_timeout=timeout,
         unavailable_after=timeout if conf.unavailable_after is None else conf.unavailable_after,
         release_before_commit=DEFER if options.release_on_commit else conf.release_before_commit,
         limit=options.limit or 1,
+        replace_within=within,
     )

@@ -158,6 +158,13 @@ class EndlessReply(NamedTuple):
     word: bytes
 
 
+class ReplacedReply(NamedTuple):
+    """A newer call has replaced this one."""
+
+    word: bytes
+    newer: bytes  # Its owner.
+
+
 class LostReply(NamedTuple):
     """The handed-over lease is over, or another acquire has taken it up."""
 
@@ -174,6 +181,7 @@ _TRIES: dict[bytes, Any] = {
     b"done": DoneReply,
     b"finished": FinishedReply,
     b"endless": EndlessReply,
+    b"replaced": ReplacedReply,
     b"lost": LostReply,
 }
 

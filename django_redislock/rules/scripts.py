@@ -60,7 +60,9 @@ ACQUIRE = replace(ACQUIRE_MARKED, keys=ACQUIRE_MARKED.keys[:5])
 # Both for one of several permits.
 ACQUIRE_PERMIT_MARKED = _load("acquire_permit")
 ACQUIRE_PERMIT = replace(ACQUIRE_PERMIT_MARKED, keys=ACQUIRE_PERMIT_MARKED.keys[:5])
-ACQUIRES = frozenset({ACQUIRE.name, ACQUIRE_PERMIT.name})
+# An acquire of a run by which the newest call wins.
+ACQUIRE_REPLACING = _load("acquire_replacing")
+ACQUIRES = frozenset({ACQUIRE.name, ACQUIRE_PERMIT.name, ACQUIRE_REPLACING.name})
 RENEW = _load("renew")
 RELEASE = _load("release")
 CONCLUDE = _load("conclude")
@@ -79,6 +81,7 @@ GIVE_BACK_START = _load("give_back_start")
 
 # Of jobs alone:
 SKIP = _load("skip")
+STAND_BY = _load("stand_by")
 FINISH = _load("finish")
 FORGET_START = _load("forget_start")
 COUNT_START = _load("count_start")

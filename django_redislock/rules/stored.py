@@ -115,6 +115,8 @@ class Owner:
     deferred: str = ""
     waited: float = 0.0  #: Seconds for which it was queued, if at least one; added by the server.
     traceparent: str = ""  #: The span in which it asks, as W3C Trace Context writes it.
+    #: When its call was made, in ms since the epoch, if a newer one replaces it.
+    called: str = ""
     birth: str = ""  #: Tells its process from others with the same pid: see process.py.
 
     @cached_property
@@ -381,7 +383,7 @@ class NotedLease(NamedTuple):
     fence: int
     since: float
     until: float | None  # None: it was still held when it was noted.
-    ended: str  # "done", "failed" or "forced"; else "".
+    ended: str  # "done", "failed", "forced" or "replaced"; else "".
     owner: Owner
 
 

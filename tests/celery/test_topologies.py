@@ -82,4 +82,4 @@ def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
         return  # It keeps locks only.
     told = locks_command("explain", waits.id).out
     assert "It ended well at " in told
-    assert "The call succeeded: " in told
+    assert "The call succeeded, or " in told

@@ -44,6 +44,9 @@ def test_an_option_that_needs_records_is_refused_with_the_line_to_write(place):
         with pytest.raises(ImproperlyConfigured, match="once=60 needs records") as caught:
             run()
         assert TO_WRITE in str(caught.value)
+    newest = single_instance(NAME, on_conflict="replace")(draw.__wrapped__)
+    with pytest.raises(ImproperlyConfigured, match='on_conflict="replace" needs records'):
+        newest()
     assert held.get(NAME) is None
 
 

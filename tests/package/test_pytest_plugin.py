@@ -204,7 +204,9 @@ async def test_simulate_lost(way, place, kit, reason):
 
 def test_an_unknown_reason_of_a_loss_is_refused_with_those_there_are(place, kit):
     with distributed_lock("lottery") as lease:
-        with pytest.raises(ValueError, match="'expired', 'forced', 'taken', 'unreachable', not"):
+        with pytest.raises(
+            ValueError, match="'expired', 'forced', 'taken', 'unreachable', 'replaced', not"
+        ):
             kit.simulate_lost("lottery", "stolen")
         assert lease.held
 

@@ -17,6 +17,7 @@ from django.db import transaction
 
 from django_redislock import (
     Limit,
+    LockLost,
     LockTimeout,
     LockUnavailable,
     Rate,
@@ -77,6 +78,29 @@ skipping = working("skipping")  # Skip when busy.
 late = working("late", acks_late=True, ttl=6)
 # As late, with a lease for whose end nobody waits: what frees the lock is a release.
 lengthy = working("lengthy", acks_late=True, ttl=30)
+
+
+# The newest call wins.
+REPLACING = {"on_conflict": "replace", "acks_late": True, "ttl": 6}
+newest_wins_late = working("newest_wins_late", replace_within=20, **REPLACING)
+
+
+@single_instance_task(
+    key="{key}",
+    replace_within=1,
+    autoretry_for=(LockLost,),
+    retry_kwargs={"countdown": 0.1},
+    **REPLACING,
+)
+def newest_wins(key: str, *, hold: bool = False, looks: bool = False) -> str:
+    """Hold the lock until told; with *looks*, until a newer call comes."""
+    if looks:
+        note(key, "start")
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            current_lease().ensure_held()
+            time.sleep(0.01)
+    return work(key, hold=hold)
 
 
 @single_instance_task(key="{key}", acks_late=True, ttl=6, bind=True)

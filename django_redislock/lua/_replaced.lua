@@ -1,0 +1,28 @@
+-- replaced: which calls a newer one has replaced, and where the runs of such calls are rung.
+--
+-- replaced  id of a lease or of a waiter -> until(ms) "|" ends(ms) "|" owner of the newer call
+--           ends: until when the lease has time to end; 0 for a waiter, which is out of the queue
+--           "bell:" id of a lease -> until(ms) "|" channel of its holder
+--           until: when the field may be dropped
+
+local MOST_REPLACED = 200 -- fields; with more, those that may be dropped are
+
+local function keep_replaced(field, lasts, ms, value)
+  if call('HLEN', REPLACED) > MOST_REPLACED then
+    local fields = call('HGETALL', REPLACED)
+    for i = 1, #fields, 2 do
+      if tonumber(string.match(fields[i + 1], '^%d+') or 0) < ms then
+        call('HDEL', REPLACED, fields[i])
+      end
+    end
+  end
+  local left = math.max(call('PTTL', REPLACED), lasts)
+  call('HSET', REPLACED, field, digits(ms + lasts) .. '|' .. value)
+  call('PEXPIRE', REPLACED, digits(left))
+end
+
+-- Returns until when (ms) a lease may end, 0 of a waiter, and the owner of the newer call; nothing if there is none.
+local function replaced_by(id)
+  local ends, newer = string.match(call('HGET', REPLACED, id) or '', '^%d+|(%d+)|(.*)$')
+  return tonumber(ends), newer
+end

@@ -1,0 +1,211 @@
+"""on_conflict="replace": the newest call wins, and each older one hears of it at once."""
+
+import threading
+import time
+
+import pytest
+
+from django_redislock import LockLost, Skipped, distributed_lock, held, single_instance
+from django_redislock.jobs import current_lease
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+
+class Calls:
+    """Calls of one job in threads, whose bodies say what they meet."""
+
+    def __init__(self, body, **options):
+        self.told, self.begun, self.results = {}, {}, {}
+        self.threads = []
+
+        @single_instance("search", on_conflict="replace", ttl=2, **options)
+        def search(number):
+            lease = current_lease()
+            self.begun[number] = lease.fence
+            lease.on_lost(lambda lost: self.told.setdefault(number, (time.monotonic(), lost)))
+            return body(number, lease)
+
+        self.search = search
+
+    def call(self, number):
+        def run():
+            try:
+                self.results[number] = self.search(number)
+            except Exception as error:
+                self.results[number] = error
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.threads.append(thread)
+
+    def begin(self, number):
+        self.call(number)
+        wait_until(lambda: number in self.begun)
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(20)
+        return self.results
+
+
+def until_lost(lease, longest=10.0):
+    until = time.monotonic() + longest
+    while time.monotonic() < until:
+        lease.ensure_held()
+        time.sleep(0.005)
+
+
+def looks(number, lease):
+    if number == 1:
+        until_lost(lease)
+    return number
+
+
+def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it():
+    calls = Calls(looks, replace_within=8)
+    calls.begin(1)
+    time.sleep(0.2)  # It is rung from now on; before, it would see it when it begins to listen.
+    asked = time.monotonic()
+    calls.call(2)
+    results = calls.join()
+    assert calls.told[1][0] - asked < 1
+    assert time.monotonic() - asked < 2
+    assert isinstance(results[1], Skipped)
+    assert (results[1]["skipped"], results[1]["lock"]) == ("replaced", "search")
+    assert calls.told[1][1].lost_reason == "replaced"
+    assert results[2] == 2
+    assert calls.begun[2] > calls.begun[1]
+
+
+def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before():
+    ends = threading.Event()
+    ended_as = []
+
+    def body(number, lease):
+        if number == 1:
+            ends.wait(20)
+            ended_as.append(lease.held)
+        return number
+
+    calls = Calls(body, replace_within=1)
+    calls.begin(1)
+    time.sleep(0.2)
+    asked = time.monotonic()
+    calls.begin(2)
+    assert 0.9 < time.monotonic() - asked < 2
+    ends.set()
+    results = calls.join()
+    assert results[1]["skipped"] == "replaced"
+    assert ended_as == [False]
+    assert results[2] == 2
+
+
+def test_a_holder_that_hears_nothing_and_renews_all_the_same_loses_its_lease_too(monkeypatch):
+    """Such as one whose thread is missing, or whose connection hangs."""
+    monkeypatch.setattr("django_redislock.jobs.replaced._listen", lambda lease, over: None)
+    calls = Calls(looks, replace_within=1)
+    calls.begin(1)
+    calls.begin(2)
+    results = calls.join()
+    assert calls.told[1][1].lost_reason == "replaced"
+    assert results[1]["skipped"] == "replaced"
+    assert results[2] == 2
+
+
+def test_a_body_that_ends_well_within_its_time_is_a_success():
+    ends = threading.Event()
+
+    def body(number, lease):
+        if number == 1:
+            ends.wait(20)
+        return number
+
+    calls = Calls(body, replace_within=10)
+    calls.begin(1)
+    calls.call(2)
+    wait_until(lambda: 1 in calls.told)
+    assert 2 not in calls.begun  # The lease stays until the body has ended.
+    ends.set()
+    assert calls.join() == {1: 1, 2: 2}
+    assert held.record("search").skips == 0
+
+
+def test_a_third_call_replaces_the_one_that_waits():
+    ends = threading.Event()
+
+    def body(number, lease):
+        if number == 1:
+            ends.wait(20)
+        return number
+
+    calls = Calls(body, replace_within=10)
+    calls.begin(1)
+    calls.call(2)
+    wait_until(lambda: held.get("search").waiters == 1)
+    calls.call(3)
+    wait_until(lambda: 2 in calls.results)
+    assert calls.results[2]["skipped"] == "replaced"
+    assert held.get("search").waiters == 1
+    ends.set()
+    results = calls.join()
+    assert (results[1], results[3]) == (1, 3)
+    assert sorted(calls.begun) == [1, 3]
+
+
+def test_the_records_say_who_was_replaced_by_whom():
+    calls = Calls(looks, replace_within=8)
+    calls.begin(1)
+    calls.begin(2)
+    calls.join()
+    record = held.record("search")
+    assert record.last_skip.why == "replaced"
+    assert record.last_skip.by == str(record.last_success.owner)
+    assert record.last_failure is None
+    assert record.last_unended is None
+    assert [one.ended for one in held.detail("search").past] == ["replaced", "done"]
+
+
+def test_a_lock_that_no_such_job_holds_is_not_replaced():
+    calls = Calls(looks, replace_within=0.5)
+    with distributed_lock("search", ttl=2) as lease:
+        calls.call(2)
+        result = calls.join()[2]
+        assert lease.held
+    assert result["skipped"] == "busy"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"once": 60}, "once and"),
+        ({"once_per": "day"}, "once_per and"),
+        ({"min_hold": 60}, "min_hold and"),
+        ({"limit": 2}, "limit and"),
+        ({"wait": 5}, "wait needs"),
+        ({"on_unavailable": "run"}, "on_unavailable"),
+        ({"on_conflict": "skip", "replace_within": 5}, "replace_within needs"),
+    ],
+)
+def test_options_that_would_keep_the_newest_call_out_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        single_instance("search", **{"on_conflict": "replace", **options})
+
+
+def test_a_late_body_cannot_write_in_a_guarded_transaction():
+    late = threading.Event()
+
+    def body(number, lease):
+        if number == 1:
+            late.wait(20)
+            lease.ensure_held()
+        return number
+
+    calls = Calls(body, replace_within=0.3)
+    calls.begin(1)
+    calls.begin(2)
+    late.set()
+    assert calls.join()[1]["skipped"] == "replaced"
+    with pytest.raises(LockLost) as raised:
+        calls.told[1][1].ensure_held()
+    assert raised.value.reason == "replaced"
