@@ -281,11 +281,12 @@ def line_of(skipped: Skipped) -> str:
     """What became of a run, for humans."""
     why, who = skipped["skipped"], skipped.get("holder") or skipped.get("by")
     state = {"busy": "is held by", "cooling": "cools down after"}.get(why, f"is {why}, by")
+    said = f"{state} {who}" if who else "has no start left"  # Of a rate.
     ago = f", {duration(skipped['ago'])} ago" if "ago" in skipped else ""
     reason = f": {skipped['reason']}" if "reason" in skipped else ""
     left = skipped.get("expires_in")
     until = f", until {moment(time.time() + left)}" if left is not None else ""
-    return visible(f"Skipped: {skipped['lock']!r} {state} {who}{ago}{until}{reason}")
+    return visible(f"Skipped: {skipped['lock']!r} {said}{ago}{until}{reason}")
 
 
 @contextmanager

@@ -99,6 +99,21 @@ def test_with_a_limit_the_command_is_told_the_number_of_its_permit(start):
     assert start(*command).wait() == 75
 
 
+def test_a_rate_admits_so_many_starts_and_takes_no_lock(start):
+    rated = ("mails", "--rate", "2/h", "--burst", "2", "--", "sh", "-c")
+    for _ in range(2):
+        job = start(*rated, "echo ${REDISLOCK_FENCE-none}; exit 7")
+        assert (job.wait(), job.out) == (7, "none\n")
+    third = start(*rated, "echo never")
+    assert third.wait() == 75
+    assert "Skipped: 'mails' has no start left, until 20" in third.err
+    assert here("mails", "--rate", "2/d", "--", "true")[1].startswith("The rate of Rate('mails')")
+    assert here("mails", "--rate", "2/h", "--ttl", "9", "--", "true")[1].startswith(
+        "ttl has no effect"
+    )
+    assert here("mails", "--burst", "2", "--", "true")[0] == 2
+
+
 def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(start):
     script = 'echo "$REDISLOCK_NAME $REDISLOCK_FENCE $*"; read line; exit 7'
     job = start("backup", "--ttl", "5", "--", "sh", "-c", script, "-", "--ttl", "--help", "--", "x")

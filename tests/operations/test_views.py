@@ -16,7 +16,15 @@ from django.views import View
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_redislock import InvalidLockName, LockLost, LockTimeout, clock, distributed_lock, held
+from django_redislock import (
+    InvalidLockName,
+    LockLost,
+    LockTimeout,
+    Rate,
+    clock,
+    distributed_lock,
+    held,
+)
 from django_redislock.middleware import LockErrorsMiddleware
 from django_redislock.testing import LockTestKit
 from tests.support.matrix import needs_scripts
@@ -288,6 +296,19 @@ def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(redislock, settings, 
     response = Client().get("/of-function/7")
     assert response["Retry-After"] == "600"
     assert response.content == b"This was done already. Try again in 600 s."
+
+
+@pytest.mark.usefixtures("no_time_passes")
+def test_without_a_start_under_a_rate_it_is_429_with_the_exact_time(redislock):
+    starts = distributed_lock(limits=[Rate("v", "1/h")], wait=0)
+    with starts:
+        pass
+    with pytest.raises(LockTimeout) as raised, starts:
+        pass
+    middleware = LockErrorsMiddleware(lambda request: HttpResponse())
+    response = middleware.process_exception(RequestFactory().get("/"), raised.value)
+    assert (response.status_code, response["Retry-After"]) == (429, "3600")
+    assert response.content == b"Too many of these were made. Try again in 3600 s."
 
 
 @pytest.mark.no_permit("the bystander is one of the default alias")
