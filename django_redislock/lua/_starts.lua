@@ -11,14 +11,20 @@ local KEPT_FOR = 5000000 -- us; the same as LONGEST_OPERATION in rules/options.p
 local LAST = '^(%d+)|(%d+)|(%d+)|(%x+)|(.*)$'
 local WAITER = '^[^|]+|(%d+)|(%d+)|([^|]*)|(%x+)|(%d+)|(.*)$'
 
--- Takes out the start of *token*, and its waiter if it has one. Returns whether it had one.
+-- Takes out the start of *token*, and its waiter if it has one.
 local function drop(token, over)
-  local waited = false
   for _, member in ipairs(call('ZRANGE', RATE, over, over, 'BYSCORE')) do
     if string.sub(member, 1, 32) == token then
-      waited = waited or member ~= token
       call('ZREM', RATE, member)
     end
   end
-  return waited
+end
+
+-- Whether the start of *token* is waited for; else it was made.
+local function is_waited_for(token, over)
+  for _, member in ipairs(call('ZRANGE', RATE, over, over, 'BYSCORE')) do
+    if #member > 32 and string.sub(member, 1, 32) == token then
+      return true
+    end
+  end
 end

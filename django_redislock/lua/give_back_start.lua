@@ -13,7 +13,7 @@ call('ZREM', RATE, token)
 if not over then
   return 0
 end
-drop(token, over)
+drop(token, digits(over))
 local now = tonumber(clock())
 if over <= now then
   return 1 -- since then the rate had its whole burst again, or others were late because of themselves

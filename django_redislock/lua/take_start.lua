@@ -24,26 +24,33 @@ if type(pause) == 'string' and string.sub(pause, 1, 4) == 'hold' then
   return { 'own', call('PTTL', LOCK), string.sub(pause, 1, SIGHT), milliseconds(us) }
 end
 
+local busy_until = tonumber(call('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] or 0)
+if busy_until > now and busy_until - now > call('ZCARD', RATE) * every then
+  -- All starts together cannot take so long: the clock was set back, or starts were rarer before. Move them, and
+  -- ring their waiters: a late one would start together with the next.
+  -- include _ring
+  local members, starts = call('ZRANGE', RATE, 1, '+inf', 'BYSCORE', 'WITHSCORES'), 0
+  for i = 1, #members, 2 do
+    starts = starts + (#members[i] == 32 and 1 or 0)
+  end
+  local moved = busy_until - now - starts * every
+  for i = 1, #members, 2 do
+    local its_over = members[i + 1] - moved
+    call('ZADD', RATE, digits(its_over), members[i])
+    local its_every, its_burst, rung_at, its_id = string.match(members[i], WAITER)
+    if its_id and rung_at ~= '' then
+      local its_left = math.max(its_over - its_burst * its_every - now, 0)
+      ring(rung_at, 'look ' .. its_id .. ' ' .. digits(math.ceil(its_left / 1000)))
+    end
+  end
+  busy_until = busy_until - moved
+end
 local known, over = token, call('ZSCORE', RATE, token)
 if not over and claimed ~= '' then
   known, over = claimed, call('ZSCORE', RATE, claimed)
 end
-local busy_until = tonumber(call('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] or 0)
 local is_new = not over
-if is_new then
-  -- Each member takes so long at most. If they take longer, the clock was set back, or starts were rarer before.
-  local latest = busy_until > now and now + call('ZCARD', RATE) * every or now
-  if busy_until > latest then
-    local known = call('ZRANGE', RATE, 1, '+inf', 'BYSCORE', 'WITHSCORES')
-    for i = 1, #known, 2 do
-      call('ZADD', RATE, digits(known[i + 1] - busy_until + latest), known[i])
-    end
-    busy_until = latest
-  end
-  over = math.max(busy_until, now) + every
-else
-  over = tonumber(over)
-end
+over = tonumber(over) or math.max(busy_until, now) + every
 local left = over - burst * every - now
 
 -- Adds members with these scores. The rate stays as long as its last start, and is listed as long.
@@ -54,9 +61,9 @@ local function add(...)
   redis.pcall('ZADD', HELD, 'GT', digits(last / 1000), LOCK)
 end
 
-if left <= 0 then
+if left <= 0 or (not is_new and not is_waited_for(known, digits(over))) then
   if not is_new then
-    drop(known, over)
+    drop(known, digits(over))
   end
   call('ZREMRANGEBYSCORE', RATE, '-inf', digits(now - KEPT_FOR))
   local last = table.concat({ every, burst, digits(milliseconds(us)), id, owner }, '|')
@@ -67,7 +74,7 @@ end
 local left_ms = math.ceil(left / 1000)
 local waits = mode == 'queue' and (not is_new or left_ms <= tonumber(patience))
 if not is_new and mode ~= 'try' then
-  drop(known, over)
+  drop(known, digits(over))
 end
 if waits or mode == 'reserve' then
   local rung_at = waits and channel or ''

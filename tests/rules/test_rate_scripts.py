@@ -206,10 +206,13 @@ def test_lists_are_told_of_the_starts_left_the_next_one_and_the_waiters(server):
 
 
 class Clients:
-    """Clients that ask at random, come when they are told to, and leave at random."""
+    """Clients that ask at random, come when they are told to, and leave at random.
 
-    def __init__(self, server, seed):
-        self.server, self.random = server, random.Random(seed)
+    Their clock goes on evenly, and that of the server is set back now and then.
+    """
+
+    def __init__(self, server, seed, *, jumps=False):
+        self.server, self.random, self.now, self.jumps = server, random.Random(seed), 0, jumps
         self.every, self.burst = self.random.choice([1, 7, 100]), self.random.choice([1, 2, 5])
         self.how = {"every": self.every, "burst": self.burst}
         self.free = list("0123456789abcdef")  # Ids are hexadecimal.
@@ -220,15 +223,17 @@ class Clients:
     def ask(self, who, mode):
         answer = self.server.start(who, mode, **self.how)
         if answer == NOW:
-            self.started[who] = self.server.ms
-            self.starts.append((self.server.ms, who))
+            self.started[who] = self.now
+            self.starts.append((self.now, who))
         elif answer[0] == "queued":
-            self.due[who] = self.server.ms + left(answer)
+            self.due[who] = self.now + left(answer)
         else:
             self.free.append(who)
+        self.hear()
 
     def step(self):
-        what = self.random.choice(["try", "queue", "queue", "leave", "undo", "resend", "advance"])
+        what = ["try", "queue", "queue", "leave", "undo", "resend", "advance"]
+        what = self.random.choice(what + ["set back"] * self.jumps)
         if what in {"try", "queue"} and self.free:
             who = self.free.pop(0)
             self.server.listen(who)
@@ -247,6 +252,8 @@ class Clients:
             who = self.random.choice(sorted(self.started))
             if self.server.do("ZSCORE", KEYS.rate, token(who)):
                 assert self.server.start(who, **self.how) == NOW
+        elif what == "set back":
+            self.server.set_back(1000 * self.random.choice([1, 50, 3_600_000]))
         elif what == "advance":
             self.advance(self.random.choice([1, self.every, 3 * self.every]))
         self.hear()
@@ -254,17 +261,28 @@ class Clients:
     def hear(self):
         for channel, words in self.server.rung:
             if (who := channel[5]) in self.due:
-                self.due[who] = self.server.ms + int(words.split()[2])
+                self.due[who] = self.now + int(words.split()[2])
         self.server.rung.clear()
 
+    def wait(self, ms):
+        self.now += ms
+        self.server.advance(ms)
+
     def advance(self, ms):
-        until = self.server.ms + ms
+        until = self.now + ms
         while self.due and min(self.due.values()) <= until:
             who = min(self.due, key=self.due.get)
-            self.server.advance(max(self.due.pop(who) - self.server.ms, 0))
+            self.wait(max(self.due.pop(who) - self.now, 0))
             self.ask(who, "queue")
-            assert who in self.started, "its start was due, and it has none"
-        self.server.advance(until - self.server.ms)
+            assert self.jumps or who in self.started, "its start was due, and it has none"
+        self.wait(max(until - self.now, 0))
+
+    def check(self):
+        """In any time there are no more starts than the rate and its burst."""
+        times = [at for at, _ in sorted(self.starts)]
+        for first, begin in enumerate(times):
+            for last, end in enumerate(times[first:], 1):
+                assert last <= self.burst + (end - begin) / self.every
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -272,11 +290,19 @@ def test_in_any_time_there_are_no_more_starts_than_the_rate_and_its_burst(server
     clients = Clients(server, seed)
     for _ in range(300):
         clients.step()
-    times = [at for at, _ in sorted(clients.starts)]
-    for first, begin in enumerate(times):
-        for last, end in enumerate(times[first:], 1):
-            assert last <= clients.burst + (end - begin) / clients.every
+    clients.check()
     # What was given back or not granted has taken nothing: whoever waits now waits no longer
     # than all others that wait, and those that have started.
     waiting = sorted(clients.due.values())
     assert all(b - a <= clients.every for a, b in pairwise(waiting))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_so_it_is_when_the_clock_is_set_back_and_nobody_waits_for_long(server, seed):
+    clients = Clients(server, seed, jumps=True)
+    for _ in range(300):
+        clients.step()
+    clients.check()
+    answers = [server.start(who, "queue", **clients.how) for who in clients.due]
+    members = len(server.scores(KEYS.rate))
+    assert all(one == NOW or left(one) <= clients.every * members for one in answers)
