@@ -416,12 +416,19 @@ def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the options of classes and of a decorator, one by one. The later one wins.
 
     None means that an option was not given. An option such as wait serves another one. It is
-    dropped if a later layer changes that other option so that it has no use.
+    dropped if a later layer changes that other option so that it has no use. So is what does not go
+    with debounce or "replace", if a later layer gives that.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
         given = {name: value for name, value in layer.items() if value is not None}
         merged |= given
+        if "debounce" in given:  # It stands for others, which an earlier layer may have said.
+            for name in ("unique_queued", "on_conflict"):
+                if name not in given and merged.get(name) in {True, False, "skip"}:
+                    del merged[name]
+        if given.get("on_conflict") == "replace" and "unique_queued" not in given:
+            merged.pop("unique_queued", None)
         counting = {**SingleInstance.of_durable, **merged} if merged.get("durable") else merged
         counting = _with_implied(counting)
         for name, (served, is_of_use) in _SERVES.items():

@@ -107,7 +107,7 @@ def test_a_long_wait_is_made_in_hops_that_are_no_tries(own_stage):
     own_stage.conf["broker_transport_options"] = {"visibility_timeout": 0.8}
     own_stage.app.conf.update(own_stage.conf)
     key = own_stage.key()
-    call, made = own_stage.task("debounced").delay(key, "it"), time.time()
+    made, call = time.time(), own_stage.task("debounced").delay(key, "it")
     eta = datetime.fromisoformat(own_stage.published[call.id]["eta"])
     assert (eta - datetime.now(UTC)).total_seconds() < 0.5
     own_stage.start()

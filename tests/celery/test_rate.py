@@ -34,12 +34,12 @@ def test_of_200_calls_at_once_none_is_lost_and_they_come_as_fast_as_the_rate_all
 @pytest.mark.usefixtures("worker")
 def test_a_call_keeps_its_start_while_others_come(stage):
     key = stage.key()
-    with distributed_lock(limits=[Rate(key, "1/s")], wait=0):
+    with distributed_lock(limits=[Rate(key, "0.5/s")], wait=0):
         pass
-    first = stage.send("rated", key, rate="1/s")
+    first = stage.send("rated", key, rate="0.5/s")
     stage.wait_for_log(f"[{first.id}]: lock {key!r} is a rate, and its next start is due")
     for _ in range(5):
-        assert not distributed_lock(limits=[Rate(key, "1/s")], wait=0).acquire()
+        assert not distributed_lock(limits=[Rate(key, "0.5/s")], wait=0).acquire()
     assert stage.result(first) == f"did {key}"
     (message,) = [stage.published[first.id]]
     assert "reserved" not in message.get("redislock", {})  # Only its own later ones say so.

@@ -74,7 +74,8 @@ class TestABodyThatIsKilled:
         assert stage.count(key, "start") == 2
 
 
-@pytest.mark.row("replace", "replaced")
+@pytest.mark.row("replace")
+@pytest.mark.row("replaced")
 def test_a_third_call_replaces_the_one_that_waits_in_its_worker_slot(stage, worker):
     key = stage.key()
     first = stage.send("newest_wins_late", key, hold=True)

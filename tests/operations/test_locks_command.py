@@ -197,6 +197,7 @@ def test_the_schema_of_json_is_the_documented_one():
             "deferred": None,
             "waited": None,
             "traceparent": None,
+            "called": None,
             "operator": None,
             "reason": None,
         },
