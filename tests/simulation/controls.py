@@ -133,7 +133,7 @@ def renewals_counting_from_the_reply():
 
 
 def never_looking():
-    return patch.object(flows, "listens_until", lambda now, left, give_up: give_up)
+    return patch.object(flows, "listens_until", lambda now, left, give_up, *every: give_up)
 
 
 def losing_silently():

@@ -15,12 +15,12 @@ from celery import Task, current_task, group, shared_task
 from celery.exceptions import Ignore, Reject
 from django.db import transaction
 
+import django_redislock
 from django_redislock import (
     Limit,
     LockLost,
     LockTimeout,
     LockUnavailable,
-    Rate,
     distributed_lock,
     held,
     signals,
@@ -78,29 +78,6 @@ skipping = working("skipping")  # Skip when busy.
 late = working("late", acks_late=True, ttl=6)
 # As late, with a lease for whose end nobody waits: what frees the lock is a release.
 lengthy = working("lengthy", acks_late=True, ttl=30)
-
-
-# The newest call wins.
-REPLACING = {"on_conflict": "replace", "acks_late": True, "ttl": 6}
-newest_wins_late = working("newest_wins_late", replace_within=20, **REPLACING)
-
-
-@single_instance_task(
-    key="{key}",
-    replace_within=1,
-    autoretry_for=(LockLost,),
-    retry_kwargs={"countdown": 0.1},
-    **REPLACING,
-)
-def newest_wins(key: str, *, hold: bool = False, looks: bool = False) -> str:
-    """Hold the lock until told; with *looks*, until a newer call comes."""
-    if looks:
-        note(key, "start")
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
-            current_lease().ensure_held()
-            time.sleep(0.01)
-    return work(key, hold=hold)
 
 
 @single_instance_task(key="{key}", acks_late=True, ttl=6, bind=True)
@@ -269,14 +246,6 @@ def exporting(self: Task, key: str, tenant: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(
-    limits=[Rate("{key}", lambda rate: rate)], on_conflict="retry", acks_late=True
-)
-def rated(key: str, rate: str = "20/s", **how: Any) -> str:
-    """Start as often as the rate says; come back when a start is due."""
-    return work(key, **how)
-
-
 # Run twice at a time; wait when both permits are taken.
 sharing = working("sharing", limit=2, on_conflict="wait", wait=20)
 # Run twice at a time; wait a while when both permits are taken.
@@ -340,17 +309,6 @@ def note_what(key, what):
     """The body of those below: note what it was called with."""
     note(key, "what", what=what)
     return work(key)
-
-
-def debounced_body(key, what, hold=False):
-    """Note what it was called with."""
-    note(key, "what", what=what)
-    return work(key, hold=hold)
-
-
-# Run once, a while after the last of many calls; the second is soon taken for lost.
-debounced = working("debounced", debounce=1, debounce_max=3, acks_late=True, body=debounced_body)
-debounced_briefly = working("debounced_briefly", debounce=0.2, queued_ttl=1, body=debounced_body)
 
 
 # As queued_newest, but wait in the worker when busy.
@@ -665,3 +623,49 @@ def append(result: Any, more: Any) -> list[Any]:
 def publish_canvas(key: str, task_id: str) -> None:
     """Publish a canvas whose only member has an id that somebody has chosen."""
     group([late.si(key).set(task_id=task_id)]).apply_async()
+
+
+# The version before this one, which tests/upgrades runs, knows none of these.
+if hasattr(django_redislock, "Rate"):
+    from django_redislock import Rate
+
+    # The newest call wins.
+    REPLACING = {"on_conflict": "replace", "acks_late": True, "ttl": 6}
+    newest_wins_late = working("newest_wins_late", replace_within=20, **REPLACING)
+
+    @single_instance_task(
+        key="{key}",
+        replace_within=1,
+        autoretry_for=(LockLost,),
+        retry_kwargs={"countdown": 0.1},
+        **REPLACING,
+    )
+    def newest_wins(key: str, *, hold: bool = False, looks: bool = False) -> str:
+        """Hold the lock until told; with *looks*, until a newer call comes."""
+        if looks:
+            note(key, "start")
+            until = time.monotonic() + PATIENCE
+            while time.monotonic() < until:
+                current_lease().ensure_held()
+                time.sleep(0.01)
+        return work(key, hold=hold)
+
+    @single_instance_task(
+        limits=[Rate("{key}", lambda rate: rate)], on_conflict="retry", acks_late=True
+    )
+    def rated(key: str, rate: str = "20/s", **how: Any) -> str:
+        """Start as often as the rate says; come back when a start is due."""
+        return work(key, **how)
+
+    def debounced_body(key, what, hold=False):
+        """Note what it was called with."""
+        note(key, "what", what=what)
+        return work(key, hold=hold)
+
+    # Run once, a while after the last of many calls; the second is soon taken for lost.
+    debounced = working(
+        "debounced", debounce=1, debounce_max=3, acks_late=True, body=debounced_body
+    )
+    debounced_briefly = working(
+        "debounced_briefly", debounce=0.2, queued_ttl=1, body=debounced_body
+    )
