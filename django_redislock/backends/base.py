@@ -382,7 +382,7 @@ class Backend(ABC):
         """
         permits = [Permit(name, k) for name, limit in wanted for k in range(1, (limit or 1) + 1)]
         looks = [flows.result_of(self.look(*permit)) for permit in permits]
-        values = (yield from together(looks)) if len(looks) > 1 else [(yield from looks[0])]
+        values = [(yield from looks[0])] if len(looks) == 1 else (yield from together(looks))
         seen = zip(permits, values, strict=True)
         free = {one.name for one, value in seen if self.seen(one.name, value).is_free}
         return any(name not in free for name, _ in wanted)

@@ -83,6 +83,14 @@ async def test_it_has_no_lease_that_could_end(way, place):
 
 @in_turn
 @both_ways
+async def test_nobody_holds_it(way, place):
+    lock = distributed_lock(limits=[HOURLY], wait=0)
+    async with way.entered(lock):
+        assert await way.locked(lock) is False
+
+
+@in_turn
+@both_ways
 async def test_waiters_start_in_turn_each_when_its_start_is_due(way, place):
     begun, started = time.monotonic(), []
 
