@@ -194,8 +194,13 @@ class StartLease(Lease):
         """Nothing: it needs no release."""
 
     def renewing(self, ttl: float | None, until: float = -math.inf) -> Flow[None]:
-        return
-        yield
+        return _nothing()
+
+
+def _nothing() -> Flow[None]:
+    """The flow that does nothing."""
+    return
+    yield
 
 
 Outcome = Lease | Busy | Done | Finished | Replaced
@@ -291,6 +296,10 @@ class Part(Handle):
         """Say that it is held, unless it was held before."""
         if not self.is_nested:
             yield from self._tell_acquired(self.entry, since)
+
+    def tell_released(self, success: bool) -> Flow[None]:
+        """Say that it is released."""
+        return self._tell_released(self.entry, success)
 
     def await_others(self) -> None:
         """If it is held: keep it without max_hold, and renewed, while others are awaited."""
@@ -390,15 +399,16 @@ class RatePart(Part):
         return undo_attempt(entry.attempt)
 
     def tell_acquired(self, since: float) -> Flow[None]:
-        return
-        yield
+        return _nothing()
+
+    def tell_released(self, success: bool) -> Flow[None]:
+        return _nothing()
 
     def await_others(self) -> None:
         """Nothing: it lasts."""
 
     def beginning(self, until: float) -> Flow[None]:
-        return
-        yield
+        return _nothing()
 
     def let_go(self, success: bool) -> None:
         """Nothing: it was made."""
@@ -568,7 +578,7 @@ class JointHandle(Handle):
 
     def _tell_released(self, entry: Entry, success: bool) -> Flow[None]:
         for part in entry.parts:
-            yield from super()._tell_released(part.entry, success)
+            yield from part.tell_released(success)
 
 
 def name_and_limit(wanted: str | Limit | Rate, options: Options) -> tuple[str, int | None]:

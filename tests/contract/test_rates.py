@@ -17,9 +17,11 @@ from django_redislock import (
     Rate,
     distributed_lock,
     held,
+    signals,
     single_instance,
 )
 from django_redislock.backends.registry import backends
+from tests.contract.test_signals import received
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
 from tests.support.others import waiters
 from tests.support.stored import keys_of
@@ -198,6 +200,16 @@ def test_a_waiter_for_a_start_holds_its_locks_and_nobody_polls(place):
     with distributed_lock(limits=[Limit("one", 1), TENTHS], wait=HUNG) as lease:
         assert lease.held
         assert distributed_lock("one").locked()
+
+
+@in_turn
+def test_a_start_is_no_acquire_or_release_to_receivers(place):
+    lock = distributed_lock(limits=[Limit("one", 1), HOURLY], wait=0)
+    with received(signals.lock_acquired) as acquired, received(signals.lock_released) as released:
+        lock.attempt()
+        lock.undo()  # As a run does that is given back.
+    assert [one["lease"].name for one in acquired] == ["one"]
+    assert [one["lease"].name for one in released] == ["one"]
 
 
 # --- above functions --------------------------------------------------------------------------
