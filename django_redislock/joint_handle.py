@@ -199,8 +199,7 @@ class StartLease(Lease):
 
 def _nothing() -> Flow[None]:
     """The flow that does nothing."""
-    return
-    yield
+    yield from ()
 
 
 Outcome = Lease | Busy | Done | Finished | Replaced

@@ -595,7 +595,16 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _call(scripts.FORGET_START, name, lease.id, permit=lease.permit_number, using=using)
+    backends[using].run(_forgetting_start(name, lease, using))
+
+
+async def aforget_start(name: str, lease: Lease, *, using: str) -> None:
+    """See forget_start()."""
+    await backends[using].arun(_forgetting_start(name, lease, using))
+
+
+def _forgetting_start(name: str, lease: Lease, using: str) -> Flow[Any]:
+    return _asking(scripts.FORGET_START, name, lease.id, permit=lease.permit_number, using=using)
 
 
 def announce(

@@ -293,12 +293,14 @@ class JobRun:
                     self.give_back(outcome)
                     return completed.found
                 except Exception as error:
-                    if self.options.lock.replace:
-                        self._replaced(error)  # Before the newer call begins.
+                    if self._replaced(error):
+                        self._forget_start()  # Before the newer call begins.
                     raise
         except Exception as error:
-            if not self.options.lock.replace or (found := self._replaced(error)) is None:
+            if (found := self._replaced(error)) is None:
                 raise
+            if self.ending != "lost":  # It was lost at its release.
+                self._forget_start()
             return found
 
     def _replaced(self, error: Exception) -> Replaced | None:
@@ -309,10 +311,20 @@ class JobRun:
         lease = self.lease
         if lease is None or lease.lost_reason != "replaced" or not self.ends_replaced(error):
             return None
+        return Replaced(lease.replaced_by or "")
+
+    def _forget_start(self) -> None:
+        """Forget that the body of a replaced run has begun: it is no success and no failure."""
+        assert self.lease is not None  # See _replaced().
         self.ending = "lost"
         with self.noting("end"):
-            task_runs.forget_start(self.name, lease, using=self.options.using)
-        return Replaced(lease.replaced_by or "")
+            task_runs.forget_start(self.name, self.lease, using=self.options.using)
+
+    async def _aforget_start(self) -> None:
+        assert self.lease is not None
+        self.ending = "lost"
+        with self.noting("end"):
+            await task_runs.aforget_start(self.name, self.lease, using=self.options.using)
 
     def ends_replaced(self, error: Exception) -> bool:
         """Whether *error* says no more than that the run is replaced."""
@@ -333,8 +345,9 @@ class JobRun:
                     return Ran(await self._arun_body(body, outcome))
                 return outcome
         except Exception as error:
-            if not self.options.lock.replace or (found := self._replaced(error)) is None:
+            if (found := self._replaced(error)) is None:
                 raise
+            await self._aforget_start()
             return found
 
     def run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
