@@ -537,14 +537,14 @@ def _read_look(
 
     If the holder waits itself, look for a circle of waits until *until*, by the clock.
     """
-    holding, expires_in = look.holding, look.expires_in
+    holding, expires_in, rate = look.holding, look.expires_in, look.rated
     if holding is None:
         return None
     state: State = "held"
     if holding.state == "foreign":
         state = "foreign"
-    elif look.rated:
-        state, expires_in = "rate", look.rated.due_in
+    elif rate:
+        state, expires_in = "rate", rate.due_in
     elif expires_in is None:
         state = "no-expiry"
     elif holding.owner.operator:
@@ -571,7 +571,7 @@ def _read_look(
         newer_format=holding.newer_format,
         handed_over=holding.is_baton,
         waits_for=look.wait.name if look.wait else "",
-        starts_left=look.rated.starts_left if look.rated else None,
+        starts_left=rate.starts_left if rate else None,
         circle=_circle(backend, look, until),
         gone=not (state in {"cooling", "rate"} or holding.is_baton)
         and is_gone(holding.owner.host, holding.owner.pid, holding.owner.birth),

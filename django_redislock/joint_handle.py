@@ -182,9 +182,6 @@ class StartLease(Lease):
     It has no fence. (Its type says that it has: only code that takes rates alone meets it.)
     """
 
-    is_confirmed = True
-    ends = deadline = hold_until = math.inf
-
     def __init__(self, attempt: StartAttempt, granted: Granted, *whose: Any) -> None:
         super().__init__(attempt, granted, *whose)
         self.fence = None  # type: ignore[assignment]

@@ -220,9 +220,7 @@ class Lease(LeaseState):
     @property
     def expires_in(self) -> float:
         """Seconds until the lease ends unless renewed; 0.0 when it is not held."""
-        now = self._backend.clock()
-        is_ours = self.replaced_by is None and self.is_held(now)
-        return max(0.0, self.ends - now) if is_ours else 0.0
+        return max(0.0, self.ends - self._backend.clock()) if self.held else 0.0
 
     @property
     def lost_reason(self) -> LostReason | None:

@@ -441,10 +441,8 @@ class JointLock(Lock, JointHandle):
             wanted = in_order(templates)
             if limits:
                 made = each_once(limit_of(args, kwargs) for limit_of in limits.values())
-                wanted, templates = (
-                    made,
-                    {one.name: of for one, of in zip(made, limits, strict=True)},
-                )
+                templates = {one.name: of for one, of in zip(made, limits, strict=True)}
+                wanted = made
             return JointLock(wanted, options, None, place, templates)
 
         return make

@@ -301,11 +301,11 @@ class TaskRun(JobRun):
     def _wait_here(self, busy: Busy, work: Callable[[Lease], Any]) -> Outcome:
         """Wait here for a busy lock if its turn is near, or if it cannot go back to the broker."""
         since = backends[self.options.using].clock()
-        # It is to be deferred until others have had their turn; see _end_as_busy().
         if busy.of_rate and self.reserved is not None:  # It has a start of its own.
             if busy.expires_in > SOON:
                 return busy
             return self.attempt(work, busy.expires_in + SOON, since)
+        # It is to be deferred until others have had their turn; see _end_as_busy().
         if (
             self.delivered
             and not self._is_own(busy)

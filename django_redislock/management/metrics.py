@@ -98,7 +98,6 @@ GAUGES = {
     "redislock_memory_limit_bytes": "Memory that the server may use, if that is limited.",
     "redislock_findings": "What `locks doctor` warns of (warn) or finds unfit (fail).",
 }
-NO_WORK = {"cooling", "rate"}  # States of locks under which nobody works.
 OTHER = "other"  # The name of all that have no label of their own.
 
 # Parts of names that differ from object to object: a UUID, a hexadecimal id, a number or a date.
@@ -211,17 +210,20 @@ def _by_name(using: str, locks: held.HeldLocks) -> dict[str, _OfName]:
     found: dict[str, _OfName] = {}
     for lock in locks:
         name = lock.key.name
-        # An operator's pause is no work, and nobody works while a lock cools down.
-        is_work = lock.state not in NO_WORK and not lock.owner.operator
         is_counted = waited_for.get(name) is lock
         one = _OfName(
             waits.get(name, 0.0),
             lock.waiters if is_counted else 0,
-            (lock.held_for or 0.0) if is_work else 0.0,
+            (lock.held_for or 0.0) if _is_work(lock) else 0.0,
         )
         label = pattern(name)
         found[label] = found.get(label, _OfName()) | one
     return found
+
+
+def _is_work(lock: held.HeldLock) -> bool:
+    """Whether somebody works under it: not by a pause, a rate, or while it cools down."""
+    return lock.state not in {"cooling", "rate"} and not lock.owner.operator
 
 
 def _bounded(found: dict[str, _OfName], limit: int) -> dict[str, _OfName]:
@@ -265,8 +267,7 @@ def _blocked(using: str, by_job: dict[str, held.Records]) -> dict[str, float]:
     skipped = sorted(skipped, reverse=True)[: held.MOST_LOOKS]
     locks = {name: Permit(name) for _, _, name in skipped}
     found = held.look_at(locks.values(), using=using)
-    held_by = [lock for lock in found if lock.state not in NO_WORK and not lock.owner.operator]
-    stuck = {lock.key.name for lock in held_by}
+    stuck = {lock.key.name for lock in found if _is_work(lock)}
     longest = dict.fromkeys(by_job, 0.0)
     for seconds, job, name in skipped:
         if name in stuck:

@@ -223,7 +223,7 @@ class LookReply(NamedTuple):
     @property
     def rated(self) -> RateSeen | None:
         """The rate of that name; None if there is none, or somebody has the lock."""
-        return read_rate(self.rate)
+        return read_rate(self.rate) if self.rate else None
 
     @property
     def holding(self) -> Holding | None:

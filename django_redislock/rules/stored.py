@@ -239,37 +239,24 @@ RATED = "rate"  # The state of what is no lock, but a rate.
 
 
 class RateSeen(NamedTuple):
-    """A rate as it stands, see lua/look.lua. Durations are seconds."""
+    """A rate as it stands, see lua/look.lua."""
 
     starts_left: int  # How many may be made at once now.
-    due_in: float  # Until the next one may be made.
-    between: float  # From one start to the next.
-    burst: int
-    at: float  # Of the last start, in seconds since the epoch.
-    id: str
-    owner: Owner
-
-    @property
-    def holding(self) -> Holding:
-        """It, as a lock that nobody holds."""
-        return rated(self.owner)
+    due_in: float  # Seconds until the next one may be made.
+    holding: Holding  # What stands in place of a lease.
 
 
 def read_rate(data: bytes) -> RateSeen | None:
     """Read a rate; None if there is none."""
-    *numbers, lease_id, owner = _fields(data, 7)
-    if not all(is_number(one, 16) for one in numbers):
+    starts, due, *_, owner = _fields(data, 7)
+    if not (is_number(starts) and is_number(due)):
         return None
-    starts, due, between, burst, at = map(int, numbers)
-    known = Owner.unpack(owner)
-    return RateSeen(starts, due / 1000, between / 1e6, burst, at / 1000, lease_id, known)
+    return RateSeen(int(starts), int(due) / 1000, rated(owner.encode()))
 
 
-def rated(owner: Owner | bytes, **known: Any) -> Holding:
-    """What stands in place of a lease if no start is due: the *owner* of the last one."""
-    if isinstance(owner, bytes):
-        owner = Owner.unpack(owner.decode(errors="replace"))
-    return Holding(**{"id": "", **known}, owner=owner, state=RATED)
+def rated(owner: bytes) -> Holding:
+    """What stands in place of a lease under a rate: the *owner* of its last start."""
+    return Holding("", Owner.unpack(owner.decode(errors="replace")), RATED)
 
 
 class LockValue(NamedTuple):
