@@ -379,8 +379,20 @@ def _with_implied(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**_OF_DEBOUNCE, **given} if given.get("debounce") is not None else given
 
 
-# Options that serve others: which they serve, and whether they are of use with these options.
+# Options that serve others, or go with some only: which, and whether they are of use with these.
+# One that others depend on stands before them.
 _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
+    "unique_queued": (
+        {"debounce", "on_conflict"},
+        lambda options: (
+            options.get("on_conflict") != "replace"
+            and (options.get("debounce") is None or options.get("unique_queued") == NEWEST)
+        ),
+    ),
+    "on_conflict": (
+        {"debounce"},
+        lambda options: options.get("debounce") is None or options.get("on_conflict") != "skip",
+    ),
     "replace_within": ({"on_conflict"}, lambda options: options.get("on_conflict") == "replace"),
     "wait": ({"on_conflict"}, lambda options: options.get("on_conflict") == "wait"),
     "conflict_deadline": (
@@ -416,24 +428,20 @@ def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the options of classes and of a decorator, one by one. The later one wins.
 
     None means that an option was not given. An option such as wait serves another one. It is
-    dropped if a later layer changes that other option so that it has no use. So is what does not go
-    with debounce or "replace", if a later layer gives that.
+    dropped if a later layer changes that other option so that it has no use, or excludes it.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
         given = {name: value for name, value in layer.items() if value is not None}
         merged |= given
-        if "debounce" in given:  # It stands for others, which an earlier layer may have said.
-            for name in ("unique_queued", "on_conflict"):
-                if name not in given and merged.get(name) in {True, False, "skip"}:
-                    del merged[name]
-        if given.get("on_conflict") == "replace" and "unique_queued" not in given:
-            merged.pop("unique_queued", None)
-        counting = {**SingleInstance.of_durable, **merged} if merged.get("durable") else merged
-        counting = _with_implied(counting)
+        changed = set(given)
         for name, (served, is_of_use) in _SERVES.items():
-            if name not in given and served & set(given) and not is_of_use(counting):
-                merged.pop(name, None)
+            if name not in merged or name in given or not served & changed:
+                continue
+            durable = SingleInstance.of_durable if merged.get("durable") else {}
+            if not is_of_use(_with_implied({**durable, **merged})):
+                del merged[name]
+                changed.add(name)
     return merged
 
 

@@ -11,6 +11,12 @@ local KEPT_FOR = 5000000 -- us; the same as LONGEST_OPERATION in rules/options.p
 local LAST = '^(%d+)|(%d+)|(%d+)|(%x+)|(.*)$'
 local WAITER = '^[^|]+|(%d+)|(%d+)|([^|]*)|(%x+)|(%d+)|(.*)$'
 
+-- Returns what is kept of the last start: all of it, every, burst, when, id and owner; '' if there is none.
+local function last_start()
+  local last = redis.pcall('ZRANGE', RATE, 0, 0)[1] or ''
+  return last, string.match(last, LAST)
+end
+
 -- Takes out the start of *token*, and its waiter if it has one.
 local function drop(token, over)
   for _, member in ipairs(call('ZRANGE', RATE, over, over, 'BYSCORE')) do

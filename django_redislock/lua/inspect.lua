@@ -14,7 +14,7 @@ for i = 1, #queue, 2 do -- of tokens and records, see _queue.lua
   end
 end
 -- include _starts
-local every, burst = string.match(redis.pcall('ZRANGE', RATE, 0, 0)[1] or '', LAST)
+local _, every, burst = last_start()
 if every then
   local due = digits(tonumber(clock()) + burst * every + 1)
   for _, member in ipairs(redis.pcall('ZRANGE', RATE, due, '+inf', 'BYSCORE', 'LIMIT', 0, 2 * ARGV[1])) do

@@ -48,8 +48,7 @@ end
 local rate
 if left == -2 and call('EXISTS', RATE) == 1 then
   -- include _starts
-  local last = redis.pcall('ZRANGE', RATE, 0, 0)[1] or ''
-  local every, burst = string.match(last, LAST)
+  local last, every, burst = last_start()
   if every then
     local now = tonumber(clock())
     local busy_for = math.max(redis.pcall('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] - now, 0)

@@ -85,5 +85,5 @@ if waits then
 end
 -- Changes nothing, but a server that accepts no writes refuses it: a former master must not say so.
 call('PEXPIRE', RATE, 1, 'GT')
-local _, _, _, _, its_owner = string.match(call('ZRANGE', RATE, 0, 0)[1] or '', LAST)
+local _, _, _, _, _, its_owner = last_start()
 return { 'early', left_ms, its_owner or '', milliseconds(us) }

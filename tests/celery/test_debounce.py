@@ -178,6 +178,20 @@ class TestWithoutBroker:
         assert (ours.unique_queued, ours.on_conflict, ours.queued_ttl) == ("newest", "raise", 7)
         assert (ours.debounce, ours.debounce_max) == (8, 9)
 
+    @pytest.mark.parametrize("option", [{"debounce": 5}, {"on_conflict": "replace"}])
+    def test_what_a_class_says_of_its_queue_does_not_keep_a_task_from_it(self, option):
+        class Base(SingleInstanceTask):
+            single_instance = {"unique_queued": True, "queued_ttl": 9, "on_conflict": "skip"}
+
+        class Later(Base):
+            single_instance = option
+
+            def run(self):
+                pass
+
+        ours = Later.single_instance_options
+        assert ours.unique_queued == ("newest" if "debounce" in option else False)
+
     def test_a_call_does_not_say_itself_when_it_runs(self):
         with celery_app(broker_url="memory://"):
 
