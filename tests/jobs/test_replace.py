@@ -63,6 +63,20 @@ def looks(number, lease):
     return number
 
 
+def first_under_way():
+    """Calls of which the first has begun, and looks at nothing until the event."""
+    ends = threading.Event()
+
+    def body(number, lease):
+        if number == 1:
+            ends.wait(20)
+        return number
+
+    calls = Calls(body, replace_within=10)
+    calls.begin(1)
+    return calls, ends
+
+
 def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it():
     calls = Calls(looks, replace_within=8)
     calls.begin(1)
@@ -115,15 +129,7 @@ def test_a_holder_that_hears_nothing_and_renews_all_the_same_loses_its_lease_too
 
 
 def test_a_body_that_ends_well_within_its_time_is_a_success():
-    ends = threading.Event()
-
-    def body(number, lease):
-        if number == 1:
-            ends.wait(20)
-        return number
-
-    calls = Calls(body, replace_within=10)
-    calls.begin(1)
+    calls, ends = first_under_way()
     calls.call(2)
     wait_until(lambda: 1 in calls.told)
     assert 2 not in calls.begun  # The lease stays until the body has ended.
@@ -133,15 +139,7 @@ def test_a_body_that_ends_well_within_its_time_is_a_success():
 
 
 def test_a_third_call_replaces_the_one_that_waits():
-    ends = threading.Event()
-
-    def body(number, lease):
-        if number == 1:
-            ends.wait(20)
-        return number
-
-    calls = Calls(body, replace_within=10)
-    calls.begin(1)
+    calls, ends = first_under_way()
     calls.call(2)
     wait_until(lambda: held.get("search").waiters == 1)
     calls.call(3)
