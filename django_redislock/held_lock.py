@@ -172,7 +172,7 @@ class HeldLock(Jsonable):
 
         Its next renewal puts that right; if its owner is dead, only an operator can.
         """
-        if self.state in {"cooling", "rate"} or self.expires_in is None or self.ttl is None:
+        if self.state == "cooling" or self.expires_in is None or self.ttl is None:
             return False
         return self.expires_in > self.ttl + CLOCK_SLACK
 

@@ -8,6 +8,7 @@ from django.contrib.auth.models import Group
 
 from django_redislock import Skipped, distributed_lock, held, single_instance
 from django_redislock.jobs import current_lease
+from tests.support.stored import keys_of
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("locks")
@@ -50,6 +51,11 @@ class Calls:
         return self.results
 
 
+def await_listening(locks):
+    """Return once the run is rung. Before, it would see a newer call when it begins to listen."""
+    wait_until(lambda: locks.redis.exists(keys_of(locks, "search").replaced))
+
+
 def until_lost(lease, longest=10.0):
     until = time.monotonic() + longest
     while time.monotonic() < until:
@@ -77,10 +83,10 @@ def first_under_way():
     return calls, ends
 
 
-def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it():
+def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it(locks):
     calls = Calls(looks, replace_within=8)
     calls.begin(1)
-    time.sleep(0.2)  # It is rung from now on; before, it would see it when it begins to listen.
+    await_listening(locks)
     asked = time.monotonic()
     calls.call(2)
     results = calls.join()
@@ -93,7 +99,7 @@ def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it():
     assert calls.begun[2] > calls.begun[1]
 
 
-def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before():
+def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before(locks):
     ends = threading.Event()
     ended_as = []
 
@@ -105,7 +111,7 @@ def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before
 
     calls = Calls(body, replace_within=1)
     calls.begin(1)
-    time.sleep(0.2)
+    await_listening(locks)
     asked = time.monotonic()
     calls.begin(2)
     assert 0.9 < time.monotonic() - asked < 2
