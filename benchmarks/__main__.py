@@ -77,7 +77,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="less exact, some minutes")
     parser.add_argument(
-        "--write", action="store_true", help="write docs/benchmarks.md and its pictures"
+        "--write", action="store_true", help="write RESULTS.md, the gains and the pictures"
     )
     parser.add_argument(
         "--contender",

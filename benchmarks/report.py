@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from benchmarks.bench import Bench
     from benchmarks.figures import Row, Table, Target
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+RESULTS = Path(__file__).with_name("RESULTS.md")
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"  # What a user gains, and how.
 PICTURES = PAGE.with_suffix("")
 BEGIN = "<!-- measured: written by python -m benchmarks --write, do not edit -->"
 END = "<!-- /measured -->"
@@ -50,7 +51,7 @@ def markdown(tables: Sequence[Table], bench: Bench, command: str) -> str:
     for table in tables:
         parts.append(f"## {table.title}")
         if table.chart:
-            parts.append(f"![{table.title}]({PICTURES.name}/{table.chart.file}.svg)")
+            parts.append(f"![{table.title}](../docs/{PICTURES.name}/{table.chart.file}.svg)")
         parts.append(_grid(table.rows))
     return "\n\n".join(parts) + "\n"
 
@@ -62,16 +63,16 @@ def write(measured: str, tables: Sequence[Table]) -> None:
         if table.chart:
             picture = PICTURES / f"{table.chart.file}.svg"
             picture.write_text(svg(table, table.chart), encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
     gains = _gains(tables)
-    page = _between(page, GAINS_BEGIN, gains, GAINS_END)
-    page = _between(page, BEGIN, measured.removeprefix(gains).strip(), END)
-    PAGE.write_text(page, encoding="utf-8")
+    _put(PAGE, GAINS_BEGIN, gains, GAINS_END)
+    _put(RESULTS, BEGIN, measured.removeprefix(gains).strip(), END)
 
 
-def _between(page: str, begin: str, text: str, end: str) -> str:
-    before, _, rest = page.partition(begin)
-    return f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+def _put(page: Path, begin: str, text: str, end: str) -> None:
+    """Write *text* between two lines of a page; the rest stays as it is."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    text = f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+    page.write_text(text, encoding="utf-8")
 
 
 def _gains(tables: Sequence[Table]) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 # Pages whose text is beside docs/, where those who host the repository look for it.
 ABOVE = {
+    "index": "README.md",
     "changelog": "CHANGELOG.md",
     "code-of-conduct": "CODE_OF_CONDUCT.md",
     "contributing": "CONTRIBUTING.md",
@@ -91,7 +92,8 @@ def _keep_within(app: Sphinx, page: str, source: list[str]) -> None:
         file = HERE.parent / ABOVE[page]
         app.env.note_dependency(str(file), docname=page)
         text = re.sub(r"\]\((?![a-z]+:|#)", "](../", file.read_text(encoding="utf-8"))
-        source[0] = text.replace("](../docs/", "](")
+        trees = re.findall(r"^```\{toctree\}\n.*?^```\n", source[0], re.MULTILINE | re.DOTALL)
+        source[0] = "\n".join([text.replace("](../docs/", "]("), *trees])
     up = "../" * (page.count("/") + 1)
     pages = {file: f"{up[3:]}{name}.md" for name, file in ABOVE.items()}
 

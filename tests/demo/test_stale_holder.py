@@ -1,4 +1,4 @@
-"""`make demo-stale-holder` from the outside: what it shows is what docs/effects.md quotes."""
+"""`make demo-stale-holder` from the outside: what it shows is what docs/databases.md quotes."""
 
 import re
 
@@ -30,7 +30,7 @@ def test_the_update_of_a_stopped_holder_is_lost_without_the_fence_and_refused_wi
 
     (quoted,) = [
         code.splitlines()
-        for code in code_of((ROOT / "docs" / "effects.md").read_text(), "")
+        for code in code_of((ROOT / "docs" / "databases.md").read_text(), "")
         if "RESULT sold" in code
     ]
     shown = lines[lines.index(quoted[0]) :]

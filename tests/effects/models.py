@@ -94,7 +94,7 @@ class Till(Counter, FencedModel):
 
 
 class Stock(models.Model):
-    """That of docs/effects.md, which is written if its version is the one that was read."""
+    """That of docs/databases.md, which is written if its version is the one that was read."""
 
     left = models.IntegerField()
     version = models.IntegerField(default=0)
@@ -104,7 +104,7 @@ class Stock(models.Model):
 
 
 class Order(models.Model):
-    """That of docs/recipes/idempotent-post.md. No test of this folder needs its table."""
+    """That of docs/recipes.md. No test of this folder needs its table."""
 
     total = models.IntegerField()
     receipt = models.CharField(max_length=50, default="")
@@ -114,7 +114,7 @@ class Order(models.Model):
 
 
 class Account(models.Model):
-    """That of docs/recipes/two-accounts.md."""
+    """That of docs/recipes.md."""
 
     balance = models.IntegerField()
 

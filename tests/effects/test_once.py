@@ -384,7 +384,7 @@ def test_of_two_runs_that_two_servers_let_in_one_draws(
     first.send("go on")
     assert first.read() == ["SUCCESS", None]
     state, outcome = second.read()
-    if isolation:  # Left to the caller, as docs/effects.md says.
+    if isolation:  # Left to the caller, as docs/databases.md says.
         assert (state, outcome) == ("FAILURE", "OperationalError")
     else:
         assert (state, outcome["skipped"]) == ("SUCCESS", "done")

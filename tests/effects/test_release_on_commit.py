@@ -181,7 +181,7 @@ def test_a_transaction_that_was_open_before_the_lock_was_granted_may_read_what_w
 def test_a_waiter_with_the_only_connection_of_a_pool_keeps_it_from_the_holder(
     locks, make_database, other, in_threads, gives_up
 ):
-    """As docs/effects.md says: until one of them gives up."""
+    """As docs/databases.md says: until one of them gives up."""
     wait, timeout = (1, HUNG) if gives_up == "the waiter" else (HUNG, 1)
     database = make_database("pooled", pool={"min_size": 1, "max_size": 1, "timeout": timeout})
 

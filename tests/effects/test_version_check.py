@@ -1,4 +1,4 @@
-"""The optimistic lock of docs/effects.md, as it stands there: no lock, and no update lost."""
+"""The optimistic lock of docs/databases.md, as it stands there: no lock, and no update lost."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ class ToEffects:
 
 def test_the_version_check_of_the_docs_loses_no_update(database, settings, in_threads):
     settings.DATABASE_ROUTERS = [ToEffects()]
-    blocks = code_of((ROOT / "docs/effects.md").read_text(), "python")
+    blocks = code_of((ROOT / "docs/databases.md").read_text(), "python")
     (example,) = [block for block in blocks if "def sell_one" in block]
     names = {"Stock": Stock}
     exec(example[example.index("def sell_one") :], names)

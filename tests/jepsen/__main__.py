@@ -11,7 +11,7 @@ from pathlib import Path
 from tests import ROOT
 from tests.jepsen import rows
 
-PAGE = ROOT / "docs" / "jepsen.md"
+PAGE = ROOT / "tests" / "jepsen" / "README.md"
 BEGIN = "<!-- measured: written by python -m tests.jepsen --write, do not edit -->"
 END = "<!-- end of what was measured -->"
 COLUMNS = (

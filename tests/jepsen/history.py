@@ -4,7 +4,7 @@ A file has a map of EDN (https://github.com/edn-format/edn) on each line, in the
 
     {:process 3, :type :invoke, :f :acquire, :value nil, :time 1002003, :index 17}
 
-See docs/jepsen.md for what the events are.
+See tests/jepsen/README.md for what the events are.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from tests.support.processes import python
 
 PACKAGE = ROOT / "django_redislock"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-GLOSSARY = ROOT / "docs" / "glossary.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+FOLDERS = ("benchmarks", "docs", "example_project", "tests")
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("example_project/*.md")]
+    [*ROOT.glob("*.md"), *(one for at in FOLDERS for one in (ROOT / at).rglob("*.md"))]
 )
 
 of_each_document = pytest.mark.parametrize(
@@ -170,7 +171,8 @@ def test_the_picture_of_the_rooms_is_that_of_the_layers():
 
 def test_the_glossary_has_few_words_each_once_and_each_in_use():
     """What one file alone says is explained there."""
-    _, *words = re.findall(r"^\| ([a-z ]+) \|", GLOSSARY.read_text(), flags=re.MULTILINE)
+    glossary = CONTRIBUTING.read_text().partition("## Words of the code")[2]
+    _, *words = re.findall(r"^\| ([a-z ]+) \|", glossary, flags=re.MULTILINE)
     assert 30 < len(words) <= 50
     assert words == sorted(set(words))
     files = [path.read_text() for kind in ("py", "lua") for path in PACKAGE.rglob(f"*.{kind}")]

@@ -18,22 +18,43 @@ from pathlib import Path
 from django.conf import settings
 
 from tests import ROOT
+from tests.package.test_docs import anchors_of, without_code
 from tests.support.nursery import environment_for, start_python
 from tests.support.waiting import HUNG
+
+
+def text_of(path):
+    """The text of a page below docs/, or of a section of it: "recipes.md#rate-limits"."""
+    path, _, anchor = path.partition("#")
+    text = (ROOT / "docs" / path).read_text()
+    if not anchor:
+        return text
+    (section,) = [
+        part
+        for part in re.split(r"^(?=## )", text, flags=re.MULTILINE)
+        if anchor in anchors_of(part.partition("\n")[0])
+    ]
+    return section
+
+
+def sections_of(path):
+    """The anchors of the sections of a page below docs/."""
+    headings = re.findall(r"^## .+", without_code((ROOT / "docs" / path).read_text()), re.MULTILINE)
+    return {anchor for heading in headings for anchor in anchors_of(heading)}
 
 
 class Page:
     """A page, and the project in *folder* into which its samples are pasted.
 
     Args:
-        path: Below docs/.
+        path: Below docs/; with "#anchor", that section alone.
         others: What the project has beside the samples: source by the path of its file.
         changes: Replacements in the samples: addresses, and seconds that a test has no time for.
     """
 
     def __init__(self, path, folder, others, changes):
         self.folder = folder
-        self._text = (ROOT / "docs" / path).read_text()
+        self._text = text_of(path)
         for old, new in changes.items():
             assert old in self._text, f"{old!r} is not in {path}"
             self._text = self._text.replace(old, new)

@@ -1,4 +1,4 @@
-"""docs/changing-things.md: two processes, one with the old value and one with the new."""
+"""docs/deploys.md: two processes, one with the old value and one with the new."""
 
 import re
 from datetime import timedelta
@@ -23,7 +23,7 @@ from tests.support.stored import NAME, keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
-PAGE = "changing-things.md"
+PAGE = "deploys.md"
 NO_WAIT = {"wait=5": "wait=0"}
 
 

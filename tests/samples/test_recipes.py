@@ -1,4 +1,4 @@
-"""docs/recipes/: what each page has you paste does what the page says."""
+"""docs/recipes.md: what each section has you paste does what it says."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests import ROOT
 from tests.conftest import skip_or_fail
 from tests.effects.models import Account, Order
 from tests.jobs.test_monitors import service
+from tests.samples.pages import sections_of
 from tests.support.celery_app import celery_app
 from tests.support.others import held_by, held_by_other
 from tests.support.prometheus import MISSING, is_here, locks_metrics, promtool
@@ -51,14 +52,13 @@ def serve(settings, page, *patterns):
 
 
 def test_every_recipe_is_tried():
-    tried = set(re.findall(r'paste\(\s*"recipes/([\w-]+)\.md"', (ROOT / __file__).read_text()))
-    pages = {page.stem for page in (ROOT / "docs/recipes").glob("*.md")} - {"index"}
-    assert tried == pages
+    tried = re.findall(r'paste\(\s*"recipes\.md#([\w-]+)"', (ROOT / __file__).read_text())
+    assert set(tried) == sections_of("recipes.md")
 
 
 def test_a_view(paste, settings, monkeypatch):
     page = paste(
-        "recipes/a-view.md",
+        "recipes.md#a-view-one-request-at-a-time",
         {"shop/reports.py": "def build_report(pk): return f'report {pk}'\n"},
         {"wait=5": "wait=0.1"},
     )
@@ -106,7 +106,7 @@ class Bank:
 def test_pay_is_clicked_twice(paste, settings):
     bank = Bank()
     page = paste(
-        "recipes/idempotent-post.md",
+        "recipes.md#pay-is-clicked-twice",
         {"shop/models.py": "from tests.effects.models import Order\n", "shop/bank.py": ""},
         {"wait=10": "wait=60"},
     )
@@ -144,7 +144,7 @@ def test_pay_is_clicked_twice(paste, settings):
 
 def test_pay_answers_409_while_the_first_click_takes_too_long(paste, settings):
     page = paste(
-        "recipes/idempotent-post.md",
+        "recipes.md#pay-is-clicked-twice",
         {"shop/models.py": "from tests.effects.models import Order\n", "shop/bank.py": ""},
         {"wait=10": "wait=0"},
     )
@@ -156,7 +156,9 @@ def test_pay_answers_409_while_the_first_click_takes_too_long(paste, settings):
 
 def test_a_nightly_job(paste, service, tmp_path):
     page = paste(
-        "recipes/nightly-job.md", None, {"https://hc-ping.com": f"http://{service.address}"}
+        "recipes.md#a-nightly-job-with-its-alarm",
+        None,
+        {"https://hc-ping.com": f"http://{service.address}"},
     )
     tasks = page.module("shop.tasks")
     show, probe = page.blocks()[0].splitlines()
@@ -202,7 +204,7 @@ tests:
 @pytest.mark.slow
 def test_cron_and_shell(paste, locks, tmp_path):
     page = paste(
-        "recipes/cron-and-shell.md",
+        "recipes.md#cron-and-shell-scripts",
         dict.fromkeys(("backup", "fetch.sh", "import.sh"), "#!/bin/sh\n"),
         {"bin/backup": f"{tmp_path}/backup"},
     )
@@ -234,7 +236,7 @@ def test_cron_and_shell(paste, locks, tmp_path):
 @pytest.mark.slow
 def test_migrate_on_many_pods(paste):
     page = paste(
-        "recipes/migrate-on-many-pods.md",
+        "recipes.md#migrate-on-many-pods",
         None,
         {"-- python manage.py": f"-- {sys.executable} -m django"},
     )
@@ -253,13 +255,13 @@ def test_migrate_on_many_pods(paste):
 
 
 def test_the_pod_that_migrates_has_the_same_command(paste):
-    page = paste("recipes/migrate-on-many-pods.md")
+    page = paste("recipes.md#migrate-on-many-pods")
     pod = re.search(r"- exec python (.+\n.+)", page.blocks("yaml")[0])
     assert " ".join(pod[1].split()) == page.blocks()[0].strip()
 
 
 def test_a_beat_with_a_standby(paste, settings):
-    page = paste("recipes/beat-with-a-standby.md", {"shop/tasks.py": ""})
+    page = paste("recipes.md#celerys-beat-with-a-standby", {"shop/tasks.py": ""})
     for name, value in page.settings().items():
         setattr(settings, name, value)
     command, ask = page.blocks()
@@ -328,7 +330,7 @@ def geocoder():
 
 def test_at_most_n_calls(paste, geocoder):
     page = paste(
-        "recipes/at-most-n-calls.md",
+        "recipes.md#an-api-that-takes-at-most-three-calls-at-a-time",
         None,
         {"https://geo.example.com/": geocoder.address, "wait=10": "wait=60", "timeout=5": ""},
     )
@@ -351,7 +353,9 @@ def test_at_most_n_calls(paste, geocoder):
 
 
 def test_a_task_comes_back_if_there_is_no_permit(paste):
-    page = paste("recipes/at-most-n-calls.md", None, {"wait=10": "wait=0"})
+    page = paste(
+        "recipes.md#an-api-that-takes-at-most-three-calls-at-a-time", None, {"wait=10": "wait=0"}
+    )
     tries = []
 
     @celery.signals.task_prerun.connect
@@ -369,7 +373,7 @@ def test_a_task_comes_back_if_there_is_no_permit(paste):
 @pytest.mark.django_db(transaction=True)
 def test_two_accounts(paste):
     page = paste(
-        "recipes/two-accounts.md",
+        "recipes.md#money-between-two-accounts",
         {"shop/models.py": "from tests.effects.models import Account\n"},
         {"wait=5": "wait=0"},
     )
@@ -416,7 +420,7 @@ def test_single_flight(paste, settings):
         return fetched.count("sales")
 
     page = paste(
-        "recipes/single-flight.md",
+        "recipes.md#single-flight-a-token-a-cache",
         {"shop/bank.py": "", "shop/sales.py": ""},
         {"wait=10": "wait=60", "else 30": "else 60"},
     )
@@ -440,7 +444,7 @@ def test_single_flight(paste, settings):
 
 
 def test_one_task_per_object(paste):
-    page = paste("recipes/one-task-per-object.md", {"shop/search.py": ""})
+    page = paste("recipes.md#one-task-per-object", {"shop/search.py": ""})
     indexed = []
 
     def index(product_id):
@@ -463,7 +467,7 @@ def test_one_task_per_object(paste):
 
 def test_rate_limits(paste):
     page = paste(
-        "recipes/rate-limits.md",
+        "recipes.md#rate-limits",
         {"shop/gateway.py": "def post(number, text):\n    return number\n"},
         {'Rate("sms", "10/s")], wait=30': 'Rate("sms", "1/h")], wait=0'},
     )

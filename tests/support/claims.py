@@ -1,4 +1,4 @@
-"""docs/claims.md: every claim of the README and of Guarantees, with what proves it.
+"""tests/CLAIMS.md: every claim of the README and of Guarantees, with what proves it.
 
     python -m tests.support.claims    # write the page anew
 
@@ -10,7 +10,7 @@ import re
 from tests import ROOT
 from tests.support.proofs import LIMITS, PROMISES, RULES, proofs_of_claims
 
-PAGE = ROOT / "docs" / "claims.md"
+PAGE = ROOT / "tests" / "CLAIMS.md"
 
 # Each bullet and each command of the README, by how it begins, and what proves it: claims that have
 # tests, or files of tests.
@@ -34,8 +34,8 @@ README = {
 HEAD = """\
 # Claims, and what proves each
 
-Each claim of the [README](../README.md), of [Guarantees](guarantees.md) and of
-[the protocol](protocol.md), with the tests that prove it. Run those of one claim:
+Each claim of the [README](../README.md), of [Guarantees](../docs/guarantees.md) and of
+[the protocol](../docs/protocol.md), with the tests that prove it. Run those of one claim:
 
 ```
 make test ARGS='--proves P1'
@@ -75,7 +75,7 @@ def claims_of_the_docs():
 
 
 def page():
-    """The text of docs/claims.md."""
+    """The text of tests/CLAIMS.md."""
     claims, proofs = claims_of_the_docs(), proofs_of_claims()
     parts = [HEAD, "## The README\n"]
     for beginning, claim in claims_of_the_readme().items():

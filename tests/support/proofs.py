@@ -3,7 +3,7 @@
     @pytest.mark.proves("P6", "R14")
     def test_a_newcomer_never_overtakes_a_waiter(...): ...
 
-docs/guarantees.md says what P1 and N1 are, docs/protocol.md what R1 is. docs/claims.md lists the
+docs/guarantees.md says what P1 and N1 are, docs/protocol.md what R1 is. tests/CLAIMS.md lists the
 tests of each; `python -m tests.support.claims` writes it. `pytest --proves P1` runs those of P1.
 """
 

@@ -1,4 +1,4 @@
-"""docs/claims.md names what proves each claim: none without a test, no test left out."""
+"""tests/CLAIMS.md names what proves each claim: none without a test, no test left out."""
 
 import pytest
 

@@ -47,18 +47,20 @@ def typed(page, query):
 
 
 QUESTIONS = {
-    "two servers run the same cron script, make one of them skip": "recipes/cron-and-shell.html",
+    "two servers run the same cron script, one shall skip": "recipes.html#cron-and-shell-scripts",
     "worker killed while it held a lock": "troubleshooting.html#no-message",
-    "did the nightly report run last night": "recipes/nightly-job.html#did-it-run-last-night",
-    "user clicks pay twice": "recipes/idempotent-post.html",
-    "what does the second click get": "recipes/idempotent-post.html#what-the-second-click-gets",
-    "change ttl from 60 to 600 and deploy": "changing-things.html#the-ttl",
-    "ElastiCache cluster mode TLS": "services.html#amazon-elasticache",
-    "redis-py Lock, old and new code side by side": "migrating/index.html",
-    "celery-once": "migrating/celery-once.html",
-    "at most three calls at a time to an API": "recipes/at-most-n-calls.html",
-    "is it safe to write to the database under the lock": "effects.html",
-    "my process is paused": "effects.html#what-happens",
+    "did the nightly report run last night": "recipes.html#did-it-run-last-night",
+    "user clicks pay twice": "recipes.html#pay-is-clicked-twice",
+    "what does the second click get": "recipes.html#what-the-second-click-gets",
+    "change ttl from 60 to 600 and deploy": "deploys.html#the-ttl",
+    "ElastiCache cluster mode TLS": "servers.html#amazon-elasticache",
+    "redis-py Lock, old and new code side by side": "migrating.html",
+    "celery-once": "migrating.html#from-celery-once",
+    "at most three calls at a time to an API": (
+        "recipes.html#an-api-that-takes-at-most-three-calls-at-a-time"
+    ),
+    "is it safe to write to the database under the lock": "databases.html",
+    "my process is paused": "databases.html#what-happens",
 }
 
 
@@ -73,7 +75,7 @@ def test_a_result_shows_the_words_and_leads_to_the_section(page):
     first = page.locator("#search-results li").first
     assert "TLS" in first.locator("p.context").inner_text()
     first.locator("a").click()
-    page.wait_for_url("**/services.html*#amazon-elasticache")
+    page.wait_for_url("**/servers.html*#amazon-elasticache")
 
 
 def test_what_nobody_wrote_is_not_found(page):
