@@ -181,6 +181,15 @@ def test_the_glossary_has_few_words_each_once_and_each_in_use():
         assert sum(bool(is_used.search(text)) for text in files) > 1, word
 
 
+def words_of(text):
+    """How many there are, without the marks of tables."""
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def test_the_start_page_is_read_in_minutes():
+    assert words_of((ROOT / "README.md").read_text()) <= 900
+
+
 @pytest.mark.slow
 def test_the_example_of_the_readme_works_as_pasted(server, tmp_path):
     python("-m", "django", "startproject", "shop", str(tmp_path))
