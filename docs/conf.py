@@ -46,7 +46,7 @@ project = "django-redislock"
 release = version = django_redislock.__version__
 language = "en"
 smartquotes = False  # Quotes are often those of code.
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_texts"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "diagrams", "site_texts"]
 exclude_patterns = ["benchmarks", "monitoring", "screenshots"]
 
 # The pages read the same on GitHub: links to headings are those that it makes.

@@ -85,3 +85,17 @@ def test_the_reference_for_programs_has_the_docstrings(site):
     text = " ".join((site / "reference" / "locks.md").read_text().split())
     docstring = django_redislock.distributed_lock.__doc__ or ""
     assert " ".join(docstring.split("\n\n")[0].split()) in text
+
+
+def test_a_diagram_is_a_picture_with_its_title_its_bars_and_its_words(site):
+    page = (site / "guarantees.html").read_text()
+    source = (ROOT / "docs" / "guarantees.md").read_text()
+    drawn = re.findall(r"^```\{diagram\} ([^\n]+)\n(.*?)^```", source, re.MULTILINE | re.DOTALL)
+    pictures = re.findall(r'<svg class="diagram".*? aria-label="(.+?)">(.*?)</svg>', page)
+    assert [title for title, _ in pictures] == [title for title, _ in drawn]
+    for (_, picture), (_, text) in zip(pictures, drawn, strict=True):
+        words = re.findall(r"<text[^>]*>([^<]+)</text>", picture)
+        assert sorted(" ".join(words).split()) == sorted(
+            re.sub(r"[^\x20-\x7e\s]", "", text).split()
+        )
+        assert picture.count('<rect class="held"') == len(re.findall(r"█[^█░▒\n]+█", text))

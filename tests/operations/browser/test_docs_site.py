@@ -107,3 +107,13 @@ def test_a_pasted_message_leads_to_its_explanation(page):
     assert [
         one for one, first in zip(QUOTED, pages, strict=True) if "troubleshooting.html" not in first
     ] == []
+
+
+def test_a_diagram_has_the_colours_of_the_theme_that_the_reader_chose(page, site):
+    page.goto(f"file://{site}/guarantees.html")
+    colours = set()
+    for theme in ("light", "dark"):
+        page.evaluate("theme => { document.body.dataset.theme = theme }", theme)
+        words = page.locator("svg.diagram text").first
+        colours.add(words.evaluate("text => getComputedStyle(text).fill"))
+    assert len(colours) == 2
