@@ -1,7 +1,7 @@
 -- resume: end the pause of a lock, or take it out of the queue; never end anybody else's lease.
 -- ARGV  retention, see _runs.lua
 -- returns the owner of the pause; '' if there is none
-local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
+local LOCK, QUEUE, FENCE, PAST, HELD, RATE = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
@@ -19,6 +19,10 @@ local value = call('GET', LOCK) or ''
 if is_pause(value) and read(value) then
   pass_on(value)
   tell_of_permits()
+  local last = redis.pcall('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2]
+  if last then
+    redis.pcall('ZADD', HELD, 'GT', digits(last / 1000), LOCK) -- its starts are listed again
+  end
   note_past(value, 'done', milliseconds(clock()), retention)
   return string.match(value, '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$', 56)
 end

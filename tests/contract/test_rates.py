@@ -274,6 +274,17 @@ async def test_lists_show_who_waits_for_a_start(place):
 
 
 @in_turn
+def test_lists_show_a_rate_again_once_its_pause_has_ended(place):
+    start(HOURLY)
+    held.pause("geo", 60, by="an operator")
+    (paused,) = held.list()
+    assert paused.state == "paused"
+    held.resume("geo")
+    (row,) = held.list()
+    assert (row.state, row.starts_left) == ("rate", 0)
+
+
+@in_turn
 def test_nobody_starts_while_an_operator_has_paused_it(place):
     held.pause("geo", 60, by="an operator", reason="the provider asks us to wait")
     with pytest.raises(LockTimeout, match="paused by an operator: the provider asks us to wait"):
