@@ -15,20 +15,19 @@ import celery.signals
 import pytest
 from django.db.models.signals import post_save
 from django.http import HttpResponse
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.urls import path
 
 from django_redislock import LockLost, LockTimeout, LockUnavailable, held
 from django_redislock.celery.beat import LeaderScheduler
 from django_redislock.testing import LockTestKit
 from tests import ROOT
-from tests.conftest import skip_or_fail
 from tests.effects.models import Account, Order
 from tests.jobs.test_monitors import service
 from tests.samples.pages import sections_of
 from tests.support.celery_app import celery_app
 from tests.support.others import held_by, held_by_other
-from tests.support.prometheus import MISSING, is_here, locks_metrics, promtool
+from tests.support.prometheus import locks_metrics
 from tests.support.waiting import wait_until
 
 __all__ = ["service"]  # A fixture.
@@ -154,7 +153,7 @@ def test_pay_answers_409_while_the_first_click_takes_too_long(paste, settings):
     assert (busy.status_code, "Retry-After" in busy) == (409, True)
 
 
-def test_a_nightly_job(paste, service, tmp_path):
+def test_a_nightly_job(paste, service):
     page = paste(
         "recipes.md#a-nightly-job-with-its-alarm",
         None,
@@ -170,36 +169,6 @@ def test_a_nightly_job(paste, service, tmp_path):
     assert page.manage(probe)[0] == 0
     assert 'job_name="shop.tasks.nightly_report",outcome="success"' in locks_metrics()
 
-    if not is_here():
-        skip_or_fail(MISSING)
-    (tmp_path / "rules.yml").write_text(page.blocks("yaml")[0])
-    (tmp_path / "rules_test.yml").write_text(RULES_TEST)
-    promtool("test", "rules", str(tmp_path / "rules_test.yml"))
-
-
-RULES_TEST = """
-rule_files: [rules.yml]
-evaluation_interval: 10m
-tests:
-  - interval: 10m
-    input_series:
-      - series: >-
-          redislock_job_last_timestamp_seconds{
-          alias="default", job_name="shop.tasks.nightly_report", outcome="success"}
-        values: '0x200'
-    alert_rule_test:
-      - {alertname: NightlyReportMissing, eval_time: 26h}
-      - alertname: NightlyReportMissing
-        eval_time: 27h
-        exp_alerts:
-          - exp_annotations: {summary: The nightly report had no success for 26 hours}
-  - interval: 10m
-    promql_expr_test:
-      - expr: count(ALERTS{alertstate="firing"})
-        eval_time: 1h
-        exp_samples: [{labels: '{}', value: 1}]
-"""
-
 
 @pytest.mark.slow
 def test_cron_and_shell(paste, locks, tmp_path):
@@ -210,27 +179,29 @@ def test_cron_and_shell(paste, locks, tmp_path):
     )
     for name in ("backup", "fetch.sh", "import.sh"):
         (tmp_path / name).chmod(0o755)
-    cron, script, maintenance, did_it_run, bare = page.blocks()
+    cron, script = page.blocks()
 
     assert page.manage(cron) == (0, "")
     assert page.manage(cron) == (75, "")  # It cools down.
-    assert page.manage(did_it_run)[0] == 0
-    pause, skipped, resume = (
-        maintenance.replace("e backup", "e other").replace("n backup", "n other").splitlines()
-    )
-    assert page.manage(pause)[0] == 0
-    status, said = page.manage(skipped)
-    assert (status, "the disk is replaced" in said) == (75, True)
-    assert page.manage(resume)[0] == 0
-    assert page.manage(skipped)[0] == 0
+    assert held.record("backup").skips == 1
 
     assert page.shell(script).stdout == "imported\n"
     with held_by("import"):
         said = page.shell(script.replace("--wait 5m", "")).stdout
     assert said == "another server imports\n"
-    bare = bare.replace("python ", f"{sys.executable} ")
-    bare = bare.replace("redis://127.0.0.1:6379/0", locks.server.url)
-    assert page.shell(bare).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_command_without_a_project(paste, locks, tmp_path):
+    page = paste(
+        "commands.md",
+        {"backup": "#!/bin/sh\n"},
+        {"bin/backup": f"{tmp_path}/backup", "redis://127.0.0.1:6379/0": locks.server.url},
+    )
+    (tmp_path / "backup").chmod(0o755)
+    (bare,) = [block for block in page.blocks() if "--redis" in block]
+    assert page.shell(bare.replace("python ", f"{sys.executable} ")).returncode == 0
+    assert held.record("backup").last_success
 
 
 @pytest.mark.slow
@@ -260,8 +231,20 @@ def test_the_pod_that_migrates_has_the_same_command(paste):
     assert " ".join(pod[1].split()) == page.blocks()[0].strip()
 
 
+CELERY_OF_THE_READER = """
+from celery import Celery
+
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+"""
+
+
 def test_a_beat_with_a_standby(paste, settings):
-    page = paste("recipes.md#celerys-beat-with-a-standby", {"shop/tasks.py": ""})
+    page = paste(
+        "recipes.md#celerys-beat-with-a-standby",
+        {"shop/tasks.py": "", "shop/celery.py": CELERY_OF_THE_READER},
+    )
     for name, value in page.settings().items():
         setattr(settings, name, value)
     command, ask = page.blocks()
@@ -334,10 +317,10 @@ def test_at_most_n_calls(paste, geocoder):
         None,
         {"https://geo.example.com/": geocoder.address, "wait=10": "wait=60", "timeout=5": ""},
     )
-    view, task = page.module("shop.views").where, page.module("shop.tasks").locate_customer
-    request = RequestFactory().get("/", {"q": "Rome"})
+    locate = page.module("shop.geocoder").locate
+    task = page.module("shop.tasks").locate_customer
     with ThreadPoolExecutor(6) as threads:
-        calls = [threads.submit(view, request) for _ in range(3)]
+        calls = [threads.submit(locate, "Rome") for _ in range(3)]
         calls += [threads.submit(task.apply, ["Rome"]) for _ in range(3)]
         wait_until(lambda: geocoder.now == 3)
         waiters("geocoder", 3)
