@@ -26,9 +26,11 @@ JOBS ?= 13
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 --durations-min 5
 # These keep a processor busy. So they run by themselves, in fewer processes.
-HEAVY = $(addprefix tests/,demo interleavings jepsen mutants operations/browser samples simulation \
-	upgrades celery/test_naive.py celery/test_topologies.py operations/test_prometheus.py \
-	package/test_packaging.py package/test_public_api.py package/test_site.py rules/test_model.py)
+HEAVY = $(addprefix tests/,demo interleavings jepsen operations/browser samples upgrades \
+	celery/test_naive.py celery/test_topologies.py operations/test_prometheus.py package/test_site.py)
+# So do these, but no clock disturbs them: they may get what other commands leave of a processor.
+COMPUTING = $(addprefix tests/,mutants simulation package/test_packaging.py \
+	package/test_public_api.py rules/test_model.py)
 
 # Whatever the environment says: the tests and the demo start many Pythons, each of which would
 # compile the package anew.
@@ -37,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-heavy test-quick neighbours matrix corners coverage mutants jepsen simulate interleavings bench docs lint types imports dist clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-heavy test-computing test-quick neighbours matrix corners coverage mutants jepsen simulate interleavings bench docs lint types imports dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,11 +68,15 @@ demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has
 test: $(VENV)/test ## Run the tests but the heavy ones (ARGS=--everywhere: all, in every place; ARGS=--permits: all, each lock one of two permits)
 	@# Before there are compiled tests, each process would compile all of them.
 	@test -e tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
-	@exec $(PYTEST) $(or $(ARGS),$(HEAVY:%=--ignore=%) --ignore=tests/neighbours)
+	@exec $(PYTEST) $(or $(ARGS),$(patsubst %,--ignore=%,$(HEAVY) $(COMPUTING) tests/neighbours))
 
 test-heavy: JOBS = 4
-test-heavy: $(VENV)/test ## Run the tests that keep a processor busy: demo, browsers, the site, packages, the model
+test-heavy: $(VENV)/test ## Run the tests that keep a processor busy: demo, browsers, the site, two versions
 	@exec $(PYTEST) $(HEAVY) $(ARGS)
+
+test-computing: JOBS = 2
+test-computing: $(VENV)/test ## Run the tests that compute: the model, the simulation, mutants, types, packages
+	@exec $(PYTEST) $(COMPUTING) $(ARGS)
 
 neighbours: JOBS = 4
 neighbours: $(VENV)/neighbours ## Run the package beside PgBouncer, other schedulers, tracers and web servers
@@ -87,7 +93,7 @@ corners: $(VENV)/matrix ## The ends of it: the oldest of all, the newest of all 
 	@exec $(BIN)/nox --session corners $(ARGS)
 
 # These interrupt the code after each line, which takes too long if each line is noted, too.
-coverage: UNMEASURED = $(HEAVY) $(addprefix tests/,effects/test_interrupts.py faults/test_process.py \
+coverage: UNMEASURED = $(HEAVY) $(COMPUTING) $(addprefix tests/,effects/test_interrupts.py faults/test_process.py \
 	faults/test_signal_handlers.py)
 coverage: $(VENV)/test ## Run most tests: which lines and branches do they reach? Also in build/coverage (ARGS as for make test)
 	@$(BIN)/coverage erase
