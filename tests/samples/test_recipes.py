@@ -153,6 +153,7 @@ def test_pay_answers_409_while_the_first_click_takes_too_long(paste, settings):
     assert (busy.status_code, "Retry-After" in busy) == (409, True)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_nightly_job(paste, service):
     page = paste(
         "recipes.md#a-nightly-job-with-its-alarm",
