@@ -49,12 +49,12 @@ def test_the_quoted_messages_are_real(error):
 @pytest.mark.parametrize("reason", get_args(LostReason))
 def test_each_reason_of_a_loss_is_told(reason):
     text = str(LockLost("lottery", reason)).partition(" was lost: ")[2].rstrip(".")
-    assert f"| {text} |" in PAGE
+    assert f"- **{text}:**" in PAGE
 
 
 @pytest.mark.parametrize("reason", get_args(UnavailableReason))
 def test_each_reason_of_a_silence_is_told(reason):
-    assert f"| `{reason}` |" in PAGE
+    assert f"- `{reason}`:" in PAGE
 
 
 def text_of(node):
@@ -114,7 +114,10 @@ def test_the_beginning_of_each_message_is_told(texts, least):
 
 
 def test_each_line_of_the_log_that_warns_is_told():
-    lines = re.findall(r"^\| `(.+?)` \|", SOURCE.partition("## Lines of the log")[2], re.MULTILINE)
+    items = re.findall(
+        r"^- (`[^`]+`(?:,\s+`[^`]+`)*):", SOURCE.partition("## Lines of the log")[2], re.MULTILINE
+    )
+    lines = [" ".join(line.split()) for item in items for line in re.findall(r"`([^`]+)`", item)]
     warnings = [
         one for one in logged() if re.search("WARNING|ERROR", one.levels) and one.text != "…"
     ]
