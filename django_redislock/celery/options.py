@@ -146,8 +146,8 @@ class TaskArguments(RunArguments, total=False):
     abort_on_lost: Annotated[
         bool,
         Option(
-            "Whether, once the lease is lost, the next current_lease(), self.lease or"
-            " ensure_held() ends the body with LockLost.",
+            "Whether, after a loss, the next current_lease(), self.lease or ensure_held() raises"
+            " LockLost in the body.",
             flag,
             False,
         ),
@@ -169,8 +169,8 @@ class TaskArguments(RunArguments, total=False):
     queued_ttl: Annotated[
         Seconds,
         Option(
-            "How long a call counts as waiting in the queue without any news of it, from when it"
-            " is due. With debounce it is a minute by default.",
+            "How long a call counts as waiting in the queue without news, from when it is due."
+            " With debounce it is a minute by default.",
             seconds,
             HOUR,
             least=1.0,
@@ -198,8 +198,8 @@ class TaskArguments(RunArguments, total=False):
     queued_headers: Annotated[
         Sequence[str] | None,
         Option(
-            "Names of the headers of messages in which calls for which one waits must be alike,"
-            " such as that of a tenant. Default: all headers but Celery's and those of traces.",
+            "Which headers of a message must be equal for one call to replace another, such as"
+            " a tenant's. Default: all headers but Celery's and those of traces.",
             _headers,
         ),
     ]
