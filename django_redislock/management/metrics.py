@@ -81,22 +81,22 @@ GAUGES = {
     "redislock_metrics_timestamp_seconds": "When these metrics were asked for.",
     "redislock_up": "1 if locks of the alias could be looked at, else 0.",
     "redislock_server_up": "1 if the server answered, else 0.",
-    "redislock_locks": "Held locks by state; each permit is one. unseen: beyond the first 10,000.",
-    "redislock_lock_held_seconds": "For how long a lock of this name has been held: the longest.",
-    "redislock_lock_waiters": "Waiters in the queues of the held locks of this name.",
-    "redislock_lock_wait_seconds": "For how long a waiter has waited for this name: the longest.",
-    "redislock_job_last_timestamp_seconds": "When the last run of the job with this outcome ended"
-    " (success, failure, skip, abandoned), or the last one that never ended began (unended).",
-    "redislock_job_skips": "Skipped runs of the job since its last success under the same lock.",
-    "redislock_job_blocked_seconds": "For how long no run began under a lock of the job, held but"
-    " not by a run, until its last skip as busy: the longest.",
-    "redislock_job_runs": "Runs of the job that are under way.",
-    "redislock_job_run_seconds": "For how long a run of the job has been under way: the longest.",
-    "redislock_records": "Locks of which the server keeps records of runs.",
-    "redislock_records_limit": "For how many locks the server keeps records: RECORDS.",
+    "redislock_locks": "Held locks and permits by state; unseen: beyond the first 10,000.",
+    "redislock_lock_held_seconds": "The longest time that a lock of this name has been held.",
+    "redislock_lock_waiters": "Waiters for the locks of this name.",
+    "redislock_lock_wait_seconds": "The longest time that a waiter has waited for this name.",
+    "redislock_job_last_timestamp_seconds": "When the last run of the job with this outcome ended;"
+    " unended: when it began.",
+    "redislock_job_skips": "Skips of the job since its last success under the same lock.",
+    "redislock_job_blocked_seconds": "The longest time from the last run under a lock of the job"
+    " to its last skip as busy, while no run holds it.",
+    "redislock_job_runs": "Runs of the job under way.",
+    "redislock_job_run_seconds": "How long the longest of them has lasted.",
+    "redislock_records": "Locks with records of runs.",
+    "redislock_records_limit": "For how many locks records are kept: RECORDS.",
     "redislock_memory_bytes": "Memory that the server uses, by its INFO.",
     "redislock_memory_limit_bytes": "Memory that the server may use, if that is limited.",
-    "redislock_findings": "What `locks doctor` warns of (warn) or finds unfit (fail).",
+    "redislock_findings": "How often `locks doctor` says warn or fail.",
 }
 OTHER = "other"  # The name of all that have no label of their own.
 

@@ -249,7 +249,6 @@
 
         function say() {
             button.textContent = paused ? "Resume" : "Pause";
-            bar.classList.toggle("redislock-paused", paused);
         }
 
         function busy() {

@@ -179,6 +179,51 @@ def test_the_list_fits_every_width(stage, visit):
     assert faults(page, *everything, facts=FACTS) == {}
 
 
+# Where each head begins, and where its facts begin in the first row.
+COLUMNS_AT = """
+() => {
+    const found = {};
+    const row = document.querySelector("#result_list tbody tr");
+    for (const head of document.querySelectorAll("#result_list thead th[class*='column-']")) {
+        const name = head.className.match(/column-(\\w+)/)?.[1];
+        const cell = row.querySelector(`.field-${name}`);
+        if (cell) {
+            const range = document.createRange();
+            range.selectNodeContents(head.querySelector(".text :is(a, span)"));
+            const inside = parseFloat(getComputedStyle(cell).paddingLeft);
+            const fact = cell.getBoundingClientRect().left + inside;
+            found[name] = [range.getBoundingClientRect().left, fact];
+        }
+    }
+    return found;
+}
+"""
+
+
+def test_each_head_stands_above_its_facts(stage, visit):
+    crowded(stage)
+    page = visit().list("?o=1.-2.3.4.5.6.7.8.9")
+    page.click("text=Pause")
+    for width in (1280, 1440, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        at = page.evaluate(COLUMNS_AT)
+        assert set(at) == {*FACTS}
+        off = {name: places for name, places in at.items() if abs(places[0] - places[1]) > 1}
+        assert off == {}, width
+
+
+def test_a_page_that_stands_still_looks_as_before(stage, visit):
+    stage.hold("lottery")
+    here = visit()
+    page = here.list()
+    bar = page.locator(".redislock-live")
+    ground = "bar => getComputedStyle(bar).backgroundColor"
+    before = bar.evaluate(ground)
+    page.click("text=Pause")
+    here.sees("Resume")
+    assert bar.evaluate(ground) == before
+
+
 @pytest.mark.parametrize("what", ["never", "late", "gone", "list", "huge"])
 def test_the_page_of_a_lock_in_trouble_and_its_release_fit_every_width(stage, visit, what):
     in_trouble(stage)
