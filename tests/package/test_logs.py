@@ -82,8 +82,9 @@ def test_the_table_of_events_is_what_the_code_logs():
         r"^\| `([\w., ]+)` \| ([A-Z, ]+) \| `(.+?)` \|", MONITORING.read_text(), re.MULTILINE
     )
     table = [Event(*row) for row in rows]
-    events = logged()
-    assert len(events) > 40
+    # The lines that warn are in docs/troubleshooting.md, see test_troubleshooting.py.
+    events = [one for one in logged() if re.search("INFO|DEBUG", one.levels)]
+    assert len(events) > 10
     told = set()
     for event in events:
         same = [row for row in table if row[:2] == event[:2] and event.text.startswith(row.text)]
