@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,11 @@ def _write(app: Sphinx, error: Exception | None) -> None:
 # --- the search ---------------------------------------------------------------------------------
 
 
-def _parts_of(app: Sphinx, page: str) -> Iterator[list[str]]:
-    """Of each section and each documented name: address, title and text, without those within."""
+def _parts_of(app: Sphinx, page: str) -> Iterator[list[Any]]:
+    """Of each section and each documented name: address, title, text and what it explains.
+
+    All are without those of the sections within.
+    """
     title = app.env.titles[page].astext()
     for part in app.env.get_doctree(page).findall(lambda node: isinstance(node, PARTS)):
         if isinstance(part, nodes.section):
@@ -70,10 +74,11 @@ def _parts_of(app: Sphinx, page: str) -> Iterator[list[str]]:
                 continue
             anchor = name = signature["ids"][0]
         words = " ".join(" ".join(_texts_of(part)).split())
+        explained = [name, name.split(": ")[0], *_explained_in(part)]
         if part.parent and isinstance(part.parent, nodes.document):
-            yield [f"{page}.html", title, words]
+            yield [f"{page}.html", title, words, explained]
         else:
-            yield [f"{page}.html#{anchor}", f"{title} > {name}", words]
+            yield [f"{page}.html#{anchor}", f"{title} > {name}", words, explained]
 
 
 def _texts_of(node: nodes.Element) -> Iterator[str]:
@@ -84,6 +89,34 @@ def _texts_of(node: nodes.Element) -> Iterator[str]:
             yield child.astext()
         elif isinstance(child, nodes.Element):
             yield from _texts_of(child)
+
+
+def _explained_in(node: nodes.Element) -> Iterator[str]:
+    """What items and first cells of rows begin with, and cells of code: an option, a message."""
+    for child in node.children:
+        if isinstance(child, (*PARTS, *APART, nodes.thead, nodes.Text)):
+            continue
+        if isinstance(child, nodes.list_item | nodes.row):
+            texts = [child] if isinstance(child, nodes.list_item) else child.children
+            first, *others = [text.next_node(nodes.paragraph) for text in texts]
+            yield from _beginning_of(first) if first else ()
+            yield from (one.astext() for one in others if one and _is_code(one))
+        else:
+            yield from _explained_in(child)
+
+
+def _is_code(paragraph: nodes.Element) -> bool:
+    return all(isinstance(child, nodes.literal) for child in paragraph.children)
+
+
+def _beginning_of(paragraph: nodes.Element) -> Iterator[str]:
+    """Code, as in "`ttl`, `wait`: ..."; else the words before a colon, apart by semicolons."""
+    rest = list(paragraph.children)
+    codes = [*takewhile(lambda one: isinstance(one, nodes.literal) or one.astext() == ", ", rest)]
+    if codes:
+        yield from (" ".join(one.astext().split()) for one in codes[::2])
+    else:
+        yield from re.split(r":(?=\s|$)", paragraph.astext())[0].split("; ")
 
 
 # --- llms.txt -----------------------------------------------------------------------------------
@@ -124,6 +157,6 @@ def _source_of(app: Sphinx, page: str) -> str:
     """The Markdown of a page. Of one that is made of docstrings, its text."""
     source = app.env.page_sources[page]
     if "auto" in source and "{eval-rst}" in source:
-        parts = [f"## {title}\n\n{text}\n" for _, title, text in _parts_of(app, page)]
+        parts = [f"## {title}\n\n{text}\n" for _, title, text, _ in _parts_of(app, page)]
         return "\n".join(parts).removeprefix("#")
     return re.sub(r"^```\{toctree\}\n.*?^```\n+", "", source, flags=re.MULTILINE | re.DOTALL)

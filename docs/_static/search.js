@@ -1,37 +1,63 @@
 // The search finds sections, the best first. Sphinx's own finds pages, of which each has all words,
 // in the order of the alphabet; no page has all words of a pasted message, with its names and numbers.
-// SECTIONS is written by docs/site_texts.py: address, title and text of each.
+// SECTIONS is written by docs/site_texts.py: address, title and text of each, and what it explains: its
+// heading, and messages, options and other names at the beginnings of rows and items.
 document.addEventListener("DOMContentLoaded", () => {
   if (typeof Search === "undefined") return; // Every page has this file, one has the search.
 
   const MOST = 25; // Sections shown.
   const OF_TITLE = 4; // A word of the title counts as often as so many of the text.
-  const OF_NAME = 0.7; // What is said of one name of the reference counts less than a guide.
+  const OF_ASIDE = 0.7; // The reference, and what is no guide, count less than a guide.
+  const ASIDE = /#django_redislock\.|^(architecture|changelog|contributing|declined|index|migrating)\./;
+  const OF_EXPLAINED = 4; // So does each word of a name or message that is explained there,
+  const MOST_EXPLAINED = 8; // of which a long message has no more.
+  const OF_TROUBLE = 1.5; // A message is explained best where all messages are.
+  const TROUBLE = /^(troubleshooting|monitoring)\./;
   const SATURATED = 1.2; // The constants of BM25: how soon one more occurrence counts no more,
   const BY_LENGTH = 0.6; // and how much a long section needs more of them.
   const stemmer = new Stemmer();
   const stems = new Map();
+  const LONG = 8; // More words than this are a message. Its names and numbers say nothing:
+  const NAMES = /\S*[-:.]\d\S*/g; // web-2:4711, order:7, 28.6.
   const wordsOf = (text) => splitQuery(text.toLowerCase());
   const stemOf = (word) => {
     if (!stems.has(word)) stems.set(word, stemmer.stemWord(word));
     return stems.get(word);
   };
 
-  const read = ([address, title, text]) => {
-    const worth = address.includes("#django_redislock.") ? OF_NAME : 1;
+  // A name or a message, of which … may be anything: 28.6, or a lock's name.
+  const pattern = (name) => {
+    const parts = name.split("…").map((part) => part.trim().replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+    const regex = `(?<!\\w)${parts.join(".*?").replace(/\s+/g, "\\s+")}(?!\\w)`;
+    const worth = Math.min(wordsOf(name).length, MOST_EXPLAINED);
+    return { worth, exact: new RegExp(regex, "s"), any: new RegExp(regex, "is") };
+  };
+
+  const read = ([address, title, text, explained]) => {
+    const worth = ASIDE.test(address) ? OF_ASIDE : 1;
+    const ofExplained = OF_EXPLAINED * (TROUBLE.test(address) ? OF_TROUBLE : 1);
     const words = wordsOf(text);
     const counts = new Map();
     for (const [list, weight] of [[wordsOf(title), OF_TITLE], [words, 1]]) {
       for (const word of list) counts.set(stemOf(word), (counts.get(stemOf(word)) ?? 0) + weight);
     }
     const line = ` ${words.join(" ")} `;
-    return { address, title, text, worth, counts, size: words.length, line };
+    const patterns = explained.map(pattern).filter((one) => one.worth);
+    return { address, title, text, worth, counts, size: words.length, line, patterns, ofExplained };
   };
   const sections = SECTIONS.map(read);
 
+  // How much of the query a pattern has; less if capitals differ, as those of TTL and ttl.
+  const part = (pattern, query, size) => {
+    const worth = pattern.worth * (1 + pattern.worth / size);
+    return pattern.exact.test(query) ? worth : pattern.any.test(query) ? worth * 0.5 : 0;
+  };
+
   Search.find = (query) => {
     const usual = sections.reduce((sum, one) => sum + one.size, 0) / sections.length;
-    const words = wordsOf(query);
+    const plain = query.replaceAll("`", ""); // As texts here are.
+    const isMessage = query.trim().split(/\s+/).length > LONG;
+    const words = wordsOf(isMessage ? query.replace(NAMES, " ") : query);
     const terms = [...new Set(words.filter((word) => !stopwords.has(word)).map(stemOf))];
     const weights = new Map(); // A word that few sections have says more.
     for (const term of terms) {
@@ -48,6 +74,8 @@ document.addEventListener("DOMContentLoaded", () => {
       }
       // Words that stand together there as well: most of a pasted message.
       if (one.score) one.score += pairs.filter((pair) => one.line.includes(pair)).length;
+      const parts = one.patterns.map((each) => part(each, plain, words.length));
+      one.score += one.ofExplained * Math.max(0, ...parts);
       one.score *= one.worth;
     }
     const found = sections.filter((one) => one.score > 0).sort((a, b) => b.score - a.score);

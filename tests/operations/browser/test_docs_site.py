@@ -1,19 +1,39 @@
 """The site of docs/ in a browser: the questions that readers bring are answered by its search."""
 
 import re
+from typing import get_args
 
 import pytest
 
 pytest.importorskip("sphinx")
 
+from django_redislock import (
+    InvalidLockName,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    LockUnavailable,
+)
+from django_redislock.celery.options import TaskArguments
+from django_redislock.conf import Conf
+from django_redislock.exceptions import LostReason
+from django_redislock.management import console, metrics
+from django_redislock.options import options_in
 from tests import ROOT
+from tests.package.test_logs import logged
+from tests.package.test_troubleshooting import problems_of
 from tests.support import docs_site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(docs_site.LONGEST)]
 
 DOCS = ROOT / "docs"
 IDS = re.findall(r"^### ([EW]\d{3}): (.+)$", (DOCS / "checks.md").read_text(), re.MULTILINE)
-QUOTED = re.findall(r"^> (.+)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+INSTRUMENTS = re.findall(
+    r'meter\.create_\w+\(\s*"([a-z.]+)"',
+    (ROOT / "django_redislock" / "contrib" / "otel" / "telemetry.py").read_text(),
+)
+SOURCE = (DOCS / "troubleshooting.md").read_text()
+QUOTED = re.findall(r"^> (.+)$", SOURCE, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +137,96 @@ def test_a_diagram_has_the_colours_of_the_theme_that_the_reader_chose(page, site
         words = page.locator("svg.diagram text").first
         colours.add(words.evaluate("text => getComputedStyle(text).fill"))
     assert len(colours) == 2
+
+
+# --- what readers paste ---------------------------------------------------------------------------
+
+# The pages that explain options.
+OPTIONS = ("locks", "jobs", "celery", "limits", "databases", "deploys")
+TROUBLES = "troubleshooting.html"
+
+
+def filled(text):
+    """A message of the code, as a reader meets it."""
+    return text.replace("…", "order-99")
+
+
+def right(heading):
+    """A section of troubleshooting, and the sections to which it sends its readers."""
+    after = SOURCE.split(f"# {heading}\n")[1].split("\n#")[0]
+    links = re.findall(r"\]\((\w[\w-]*)\.md(#[\w-]+)\)", after)
+    own = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+    return [f"{TROUBLES}#{own}", *(f"{page}.html{anchor}" for page, anchor in links)]
+
+
+def messages():
+    """The errors that readers paste, and the heading of each in troubleshooting."""
+    name, busy = "order-99", "Lock '…' is busy"
+    for cls in (LockMisuse, InvalidLockName):
+        for text in problems_of(cls.__name__):
+            if text.strip("…"):
+                yield cls(name, filled(text)), cls.__name__
+    for reason in get_args(LostReason):
+        yield LockLost(name, reason), "LockLost"
+    yield LockTimeout(name, "web-9:4711", 28.6), f"{busy}: held by …"
+    yield LockTimeout(name, "web-9:4711", 2.0, cooling=True), f"{busy}: it cools down after …"
+    yield LockTimeout(name, "ops", 9.0, reason="new disk"), f"{busy}: paused by an operator"
+    for problem in ("the server did not answer", "all 128 connections are in use", "NOPERM"):
+        yield LockUnavailable(name, problem), "LockUnavailable"
+
+
+def log_lines():
+    return sorted({filled(one.text) for one in logged() if one.text != "…"})
+
+
+def not_first(page, wanted):
+    """Of {query: addresses or pages}, the queries that find another address first, with that."""
+    results = zip(wanted.items(), found(page, list(wanted)), strict=True)
+    return {
+        query: first
+        for (query, places), (first, *_) in ((one, addresses or [""]) for one, addresses in results)
+        if not {first, first.partition("#")[0]} & set(places)
+    }
+
+
+def test_a_message_of_an_exception_finds_its_section_first(page):
+    wanted = {
+        f"{type(error).__module__}.{type(error).__name__}: {error}": right(heading)
+        for error, heading in messages()
+    }
+    assert len(wanted) > 50
+    assert not_first(page, wanted) == {}
+
+
+def test_a_line_of_the_log_finds_its_explanation_first(page):
+    lines = log_lines()
+    assert len(lines) > 40
+    places = [TROUBLES, "monitoring.html", *right("Lines about locks and runs")]
+    assert not_first(page, dict.fromkeys(lines, places)) == {}
+
+
+def test_a_setting_finds_the_page_of_settings_first(page):
+    settings = [name.upper() for name in Conf.__dataclass_fields__ if name != "alias"]
+    wanted = {one: ["settings.html"] for one in settings}
+    assert not_first(page, wanted) == {}
+
+
+def test_an_option_finds_a_page_that_explains_it_first(page):
+    options = options_in(TaskArguments)
+    assert len(options) > 20
+    pages = [f"{name}.html" for name in OPTIONS]
+    assert not_first(page, dict.fromkeys(options, pages)) == {}
+
+
+def test_a_metric_finds_monitoring_first(page):
+    names = [*metrics.GAUGES, *INSTRUMENTS]
+    assert len(names) > 20
+    assert not_first(page, {name: ["monitoring.html"] for name in names}) == {}
+
+
+def test_an_exit_status_finds_its_section_first(page):
+    sections = ["commands.html#exit-status", "locks-command.html#exit-statuses"]
+    every = {console.FOUND, console.USAGE, console.UNAVAILABLE, console.INTERRUPTED}
+    wanted = {f"exit status {status}": sections for status in every}
+    wanted |= {f"exit status {status}": sections[:1] for status in (console.BUSY, console.LOST)}
+    assert not_first(page, wanted) == {}
