@@ -25,26 +25,49 @@ SHORTEST_TIMELINE, LONGEST_TIMELINE = 10, 1000  # Leases.
 CURE = "Name the server: REDISLOCK = {'default': {'LOCATION': 'redis://host:6379/0'}}"
 
 
+def _key(brief: str, default: Any = None, **options: Any) -> Any:
+    """A key of an alias. The page of settings says *brief* of it."""
+    if "default_factory" not in options:
+        options["default"] = default
+    return field(metadata={"brief": brief}, **options)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conf:
     """One alias of REDISLOCK. Durations are seconds."""
 
     alias: str
-    backend: str = DEFAULT_BACKEND
-    location: str | tuple[str, ...] = field(default="", repr=False)  # Has passwords. "": not given.
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Has passwords too.
-    key_prefix: str = "redislock"
-    ttl: float = 30.0
-    wait: float = 10.0
-    renew: bool = True
-    max_hold: float | None = None
-    replicas_ack: int = 0
-    unavailable_after: float | None = None  # None: the operation timeout.
-    release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
-    records: int = 10_000  # For how many locks the records of runs are kept.
-    records_for: float = 30 * 86_400.0  # How long, after the last run.
-    timeline: int = 40  # How many earlier leases of each lock are kept.
-    longest_retry_after: float = 30.0  # For LockErrorsMiddleware, while somebody holds the lock.
+    backend: str = _key("where locks are kept, see below", DEFAULT_BACKEND)
+    # These two have passwords. "": not given.
+    location: str | tuple[str, ...] = _key("URLs of the servers", "", repr=False)
+    options: Mapping[str, Any] = _key(
+        "redis-py's connection options, and those below", default_factory=dict, repr=False
+    )
+    key_prefix: str = _key(
+        "begins every key; programs with different prefixes share no locks", "redislock"
+    )
+    ttl: float = _key("the lease of a lock ends so long after its last renewal", 30.0)
+    wait: float = _key("how long an acquire waits for a taken lock", 10.0)
+    renew: bool = _key("whether leases are renewed while their holder lives", True)
+    max_hold: float | None = _key("how long a lease is renewed; `None`: without end")
+    replicas_ack: int = _key(
+        "how many replicas must acknowledge a grant; with fewer the acquire tries again", 0
+    )
+    unavailable_after: float | None = _key(
+        "when an acquire without an answer raises `LockUnavailable` despite its `wait`;"
+        " `None`: after the operation timeout, `math.inf`: after `wait`"
+    )
+    release_before_commit: str = _key(
+        "`warn`, `error` or `ignore` a [release within a transaction](databases.md#the-warning)",
+        RELEASES_BEFORE_COMMIT[0],
+    )
+    records: int = _key("for how many locks [records](#records) of runs are kept", 10_000)
+    records_for: float = _key("how long after the last run", 30 * 86_400.0)
+    timeline: int = _key("how many earlier leases of each lock are kept, 10 to 1000", 40)
+    longest_retry_after: float = _key(
+        "the longest `Retry-After` of [the middleware](locks.md#in-views) for a held lock, from 1",
+        30.0,
+    )
 
     @cached_property
     def address(self) -> str:

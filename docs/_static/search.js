@@ -42,8 +42,9 @@ document.addEventListener("DOMContentLoaded", () => {
       for (const word of list) counts.set(stemOf(word), (counts.get(stemOf(word)) ?? 0) + weight);
     }
     const line = ` ${words.join(" ")} `;
+    const heading = ` ${wordsOf(title).join(" ")} `;
     const patterns = explained.map(pattern).filter((one) => one.worth);
-    return { address, title, text, worth, counts, size: words.length, line, patterns, ofExplained };
+    return { address, title, text, worth, counts, size: words.length, line, heading, patterns, ofExplained };
   };
   const sections = SECTIONS.map(read);
 
@@ -73,7 +74,10 @@ document.addEventListener("DOMContentLoaded", () => {
         one.score += (weight * count * (SATURATED + 1)) / (count + enough);
       }
       // Words that stand together there as well: most of a pasted message.
-      if (one.score) one.score += pairs.filter((pair) => one.line.includes(pair)).length;
+      if (one.score) {
+        one.score += pairs.filter((pair) => one.line.includes(pair)).length;
+        one.score += OF_TITLE * pairs.filter((pair) => one.heading.includes(pair)).length;
+      }
       const parts = one.patterns.map((each) => part(each, plain, words.length));
       one.score += one.ofExplained * Math.max(0, ...parts);
       one.score *= one.worth;

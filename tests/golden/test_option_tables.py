@@ -1,10 +1,12 @@
 """The tables of options in the documents are those of the code. --write-golden writes them anew."""
 
 import re
+from dataclasses import MISSING, fields
 
 import pytest
 
 from django_redislock.celery.options import TaskArguments
+from django_redislock.conf import Conf
 from django_redislock.jobs.options import JobArguments
 from django_redislock.options import LockArguments, options_in
 from tests import ROOT
@@ -14,13 +16,16 @@ def meaning(option):
     return option.brief.replace("``", "`")
 
 
+def default_of(value):
+    return "" if value is None else f"`{value!r}`".replace("'", '"')
+
+
 def rows(arguments, but_of=()):
     """Those of a table, without those that another has too."""
     others = {row.meaning for row in options_in(but_of).values()} if but_of else set()
     for name, row in options_in(arguments).items():
         if row.meaning not in others:
-            shown = "" if row.default is None else f"`{row.default!r}`".replace("'", '"')
-            yield f"| `{name}` | {shown} | {meaning(row)} |"
+            yield f"| `{name}` | {default_of(row.default)} | {meaning(row)} |"
 
 
 def flags():
@@ -31,6 +36,13 @@ def flags():
             )
 
 
+def settings():
+    for one in fields(Conf):
+        if "brief" in one.metadata:
+            default = None if one.default in {MISSING, ""} else one.default
+            yield f"| `{one.name.upper()}` | {default_of(default)} | {one.metadata['brief']} |"
+
+
 @pytest.mark.parametrize(
     ("page", "lines"),
     [
@@ -38,8 +50,9 @@ def flags():
         ("jobs.md", rows(JobArguments, but_of=LockArguments)),
         ("celery.md", rows(TaskArguments, but_of=JobArguments)),
         ("commands.md", flags()),
+        ("settings.md", settings()),
     ],
-    ids=["locks", "jobs", "tasks", "locks run"],
+    ids=["locks", "jobs", "tasks", "locks run", "settings"],
 )
 def test_the_table_of_options_is_that_of_the_code(request, page, lines):
     path, table = ROOT / "docs" / page, "\n".join(lines)
