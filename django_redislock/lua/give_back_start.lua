@@ -4,7 +4,7 @@
 local LOCK, RATE = unpack(KEYS)
 -- include _lease
 -- include _starts
--- include _ring
+-- include _give_back
 local token, every = unpack(ARGV)
 local over = tonumber(call('ZSCORE', RATE, token))
 -- Changes nothing, but a server that accepts no writes refuses it: a former master must not say that
@@ -13,33 +13,5 @@ call('ZREM', RATE, token)
 if not over then
   return 0
 end
-drop(token, digits(over))
-local now = tonumber(clock())
-if over <= now then
-  return 1 -- since then the rate had its whole burst again, or others were late because of themselves
-end
-
--- All starts behind it followed without a gap, since it is not over yet. Now they are scheduled anew: one that is not
--- due as if it were asked for now, and any other as if it were made now, but no later than it was.
-local behind = call('ZRANGE', RATE, digits(over), '+inf', 'BYSCORE', 'WITHSCORES')
-local waiters = {}
-for i = 1, #behind, 2 do
-  if #behind[i] > 32 then
-    waiters[string.sub(behind[i], 1, 32)] = behind[i]
-  end
-end
-local before = over - every
-for i = 1, #behind, 2 do
-  local start, its_over = behind[i], tonumber(behind[i + 1])
-  if #start == 32 then
-    local waiter = waiters[start]
-    local its_every, burst, channel, id = string.match(waiter or '', WAITER)
-    before = math.min(math.max(before, now) + (its_every or every), its_over)
-    call('ZADD', RATE, digits(before), start, digits(before), waiter or start)
-    if id and channel ~= '' and its_over - burst * its_every > now then
-      local left = math.max(before - burst * its_every - now, 0)
-      ring(channel, 'look ' .. id .. ' ' .. digits(math.ceil(left / 1000)))
-    end
-  end
-end
+give_back(token, over, every)
 return 1

@@ -21,6 +21,14 @@ local now = tonumber(us)
 local pause = redis.pcall('GET', LOCK)
 if type(pause) == 'string' and string.sub(pause, 1, 4) == 'hold' then
   call('PEXPIRE', LOCK, 1, 'GT') -- as below
+  -- The asker waits no longer.
+  -- include _give_back
+  for _, one in ipairs({ token, claimed }) do
+    local its_over = tonumber(call('ZSCORE', RATE, one))
+    if its_over and is_waited_for(one, digits(its_over)) then
+      give_back(one, its_over, every)
+    end
+  end
   return { 'own', call('PTTL', LOCK), string.sub(pause, 1, SIGHT), milliseconds(us) }
 end
 
@@ -73,15 +81,19 @@ end
 
 local left_ms = math.ceil(left / 1000)
 local waits = mode == 'queue' and (not is_new or left_ms <= tonumber(patience))
-if not is_new and mode ~= 'try' then
-  drop(known, digits(over))
-end
 if waits or mode == 'reserve' then
+  if not is_new then
+    drop(known, digits(over))
+  end
   local rung_at = waits and channel or ''
   add(digits(over), token, digits(over), table.concat({ token, every, burst, rung_at, id, us, owner }, '|'))
 end
 if waits then
   return { 'queued', digits(over), left_ms, us, is_new and 1 or 0 }
+end
+if not is_new and mode ~= 'try' then
+  -- include _give_back
+  give_back(known, over, every)
 end
 -- Changes nothing, but a server that accepts no writes refuses it: a former master must not say so.
 call('PEXPIRE', RATE, 1, 'GT')

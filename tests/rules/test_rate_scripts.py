@@ -112,6 +112,25 @@ def test_a_last_look_gives_up_what_is_not_due(server):
     assert left(server.start("c", "queue")) == 1000
 
 
+@pytest.mark.parametrize("answer", ["early", "own"])
+def test_behind_a_waiter_that_gives_up_all_are_due_earlier_and_are_rung(server, answer):
+    server.start("a")
+    for who in "bcd":
+        server.start(who, "queue")
+    server.listen(*"bcd")
+    server.advance(500)
+    if answer == "own":  # Nobody starts during a pause, so whoever comes then waits no longer.
+        server.pause("o", lasts=100)
+    assert server.start("b", "last" if answer == "early" else "queue")[0] == answer
+    assert [words for _, words in server.rung] == [
+        f"look {lease_id('c')} 500",
+        f"look {lease_id('d')} 1500",
+    ]
+    server.advance(101)
+    assert [left(server.start(who, "queue")) for who in "cd"] == [399, 1399]
+    assert left(server.start("x")) == 2399
+
+
 @pytest.mark.parametrize("leaver", ["b", "c", "d"])
 def test_behind_a_waiter_that_leaves_all_are_due_earlier_and_are_rung(server, leaver):
     server.start("a")
@@ -153,6 +172,24 @@ def test_a_reserved_start_is_claimed_once_and_when_it_is_due(server):
     assert server.start("x", "reserve", claimed="c") == NOW
     assert left(server.start("y", "reserve", claimed="c")) == 1000
     assert server.start("z", "reserve", claimed="b") == NOW
+
+
+def test_a_reserved_start_that_is_claimed_during_a_pause_delays_nobody(server):
+    server.start("a")
+    server.start("b", "reserve")
+    assert left(server.start("c", "queue")) == 2000
+    server.pause("o", lasts=100)
+    assert server.start("x", "try", claimed="b")[0] == "own"
+    server.advance(101)
+    assert left(server.start("c", "queue")) == 899
+
+
+def test_a_start_that_was_made_is_not_given_back_by_a_resend_during_a_pause(server):
+    server.start("a")
+    server.pause("o", lasts=100)
+    assert server.start("a")[0] == "own"  # Its sender gives it back then.
+    server.advance(101)
+    assert left(server.start("b")) == 899
 
 
 def test_whoever_waits_for_a_reserved_start_keeps_its_time(server):
