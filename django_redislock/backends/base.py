@@ -241,22 +241,22 @@ class Backend(ABC):
         finally:  # A handler of the project's may raise.
             self._tell_loss(lease)
 
-    def replaced(self, lease: Lease, left: float, by: str) -> None:
+    def replaced(self, lease: Lease, until: float, by: str) -> None:
         """Note that a newer call has replaced the run of *lease*, and tell it as lost() does.
 
         Args:
             lease: It lasts on the server until its run has ended.
-            left: Seconds that the run has for that.
+            until: When it must have ended.
             by: The owner of the newer call.
         """
-        if not lease.replace(self.clock(), left, by):
+        if not lease.replace(until, by):
             return
         try:
             logger.info(
                 "The run under lock %r is replaced by %s, and has %.1f s to end",
                 lease.name,
                 by,
-                left,
+                max(until - self.clock(), 0.0),
                 extra=logs.of(lease, reason="replaced"),
             )
         finally:

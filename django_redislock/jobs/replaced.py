@@ -11,7 +11,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import answer_to, milliseconds
-from django_redislock.rules.lease_state import token_of
+from django_redislock.rules.lease_state import drift, token_of
 from django_redislock.rules.replies import in_seconds
 from django_redislock.rules.steps import Call, Listen, Refused, Unanswered
 from django_redislock.rules.stored import Owner
@@ -64,15 +64,18 @@ def _listen(lease: Lease, over: threading.Event) -> None:
 
 
 def _stand_by(lease: Lease, over: threading.Event) -> Flow[tuple[float, str] | None]:
-    """Listen until the run is over or replaced. Returns the seconds left, and by whom."""
+    """Listen until the run is over or replaced. Returns when it must have ended, and by whom."""
     args = token_of(lease), lease.id, milliseconds(4 * LOOK_EVERY), "queue"
     within = lease.ttl / 3
     call = Call(scripts.STAND_BY, lease.name, args, within, listening=lease.id)
     while True:
         answer = yield from answer_to(call)
         if answer.value and answer.value[0] == b"replaced":
-            _, left, newer = answer.value
-            return in_seconds(left), str(Owner.unpack(newer.decode(errors="replace")))
+            _, left_ms, newer = answer.value
+            # From when we asked: the server has counted the time that is left after that.
+            left = in_seconds(left_ms)
+            until = answer.sent + left - drift(left)
+            return until, str(Owner.unpack(newer.decode(errors="replace")))
         now = answer.now
         until = now + LOOK_EVERY
         while now < until:

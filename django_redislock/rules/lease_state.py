@@ -439,15 +439,15 @@ class LeaseState:
             return False
         return danger.setdefault(alarm, told_by) is told_by  # One step of the dict.
 
-    def replace(self, now: float, left: float, by: str) -> bool:
-        """A newer call has replaced its run, which has *left* seconds to end.
+    def replace(self, until: float, by: str) -> bool:
+        """A newer call has replaced its run, which must have ended by *until*.
 
         It is renewed for so long at most. Returns True to the first caller that tells of its loss.
         """
         if not self.is_active:
             return False
-        self.hold_until = min(self.hold_until, now + left)
-        self._end_by_max_hold(min(self.ttl, left))
+        self.hold_until = min(self.hold_until, until)
+        self._end_by_max_hold(0.0)
         self.replaced_by = by
         told_by = object()
         return vars(self).setdefault("_told_by", told_by) is told_by  # One step of the dict.

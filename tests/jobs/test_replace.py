@@ -8,6 +8,9 @@ from django.contrib.auth.models import Group
 
 from django_redislock import Skipped, distributed_lock, held, single_instance
 from django_redislock.jobs import current_lease
+from django_redislock.jobs.replaced import _stand_by
+from django_redislock.rules.lease_state import drift
+from django_redislock.rules.steps import Answer
 from tests.support.stored import keys_of
 from tests.support.waiting import wait_until
 
@@ -211,3 +214,18 @@ def test_a_guarded_transaction_of_a_replaced_run_is_rolled_back():
     assert calls.search(1)["skipped"] == "replaced"
     assert calls.join() == {2: 2}
     assert not Group.objects.exists()
+
+
+def test_the_time_that_is_left_counts_from_when_the_run_asked_for_it(locks):
+    lock = distributed_lock("search", ttl=30)
+    with lock as lease:
+        told = _stand_by(lease, threading.Event())
+        next(told)
+        with pytest.raises(StopIteration) as end:
+            told.send(Answer([b"replaced", b"10000", b""], sent=100.0, now=104.0))
+        until, _ = end.value.value
+        assert until == 110.0 - drift(10)
+        lease.replace(lease.granted_at + 5, "a newer call")
+        assert lease.deadline < lease.granted_at + 5
+        lease.renew()
+        assert lease.deadline < lease.granted_at + 5
