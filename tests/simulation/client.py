@@ -7,13 +7,21 @@ from contextlib import ExitStack
 
 from django_redislock import held
 from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
+from django_redislock.jobs.replaced import told_when_replaced
+from django_redislock.jobs.run import NO_DUPLICATES, milliseconds_of
 from django_redislock.lease import Baton, Lease
-from django_redislock.lock import Lock, TakingUp
+from django_redislock.lock import JointLock, Lock, TakingUp
+from django_redislock.rules.flows import Busy
+from django_redislock.rules.limit import Limit, Rate
 from django_redislock.rules.options import Options, operation_timeout
+from tests.simulation.plan import BESIDE
 from tests.simulation.process import Process
 from tests.simulation.promises import Claim, Interrupted, most_seconds
+from tests.simulation.server import EPOCH
 from tests.simulation.timeline import this_thread
 
+MOST_RETRIES = 6
+LOOKS_EVERY = 0.3  # Seconds, of a body that looks whether its run is replaced.
 UNDONE_WITHIN = 1.0  # Seconds: R4.
 
 
@@ -133,6 +141,12 @@ class Client:
 
     def _lock(self, work, baton=""):
         """Want a lock, and do something under it."""
+        if work.start:
+            self._start(work)
+            return
+        if work.replace_within is not None:
+            self._replace(work)
+            return
         options = Options(
             ttl=work.ttl,
             wait=work.wait,
@@ -141,7 +155,7 @@ class Client:
             min_hold=work.min_hold,
             once=work.once,
             using=self.process.alias,
-            limit=work.limit if self._world.plan.setup.limits[work.name] > 1 else None,
+            limit=self._limit(work),
         )
         lock = Lock(work.name, options)
         if baton:
@@ -149,6 +163,48 @@ class Client:
             lock = TakingUp(taken, options._replace(wait=0.0))
             work = work._replace(wait=0.0, min_hold=0.0, once=0.0)
         self._watch.say(f"{self.process} takes {work.name!r} up" if baton else str(work))
+        claim = Claim(self.process, work, self.process.now)
+        if isinstance(lease := self._ask(lock, claim), Lease):
+            self._hold(lock, lease, claim)
+
+    def _limit(self, work):
+        """The option: a lock has a limit always or never."""
+        has_one = work.name == BESIDE or self._world.plan.setup.limits[work.name] > 1
+        return work.limit if has_one else None
+
+    def _start(self, work):
+        """Want a start under a rate, alone or beside a lock; come back for it, if it is planned."""
+        starts = self._world.plan.setup.starts[work.start]
+        limits = [Rate(work.start, (1, starts.every), burst=starts.burst)]
+        if work.name != work.start:
+            limits.insert(0, Limit(work.name, work.limit))
+        options = Options(ttl=work.ttl, wait=work.wait, using=self.process.alias)
+        reserved = {} if work.comes_back else None
+        self._watch.say(str(work))
+        for _ in range(MOST_RETRIES):
+            claim = Claim(self.process, work, self.process.now)
+            lock = JointLock(tuple(limits), options, reserved=reserved)
+            outcome = self._ask(lock, claim)
+            if isinstance(outcome, Lease):
+                self._hold(lock, outcome, claim)
+                return
+            if not reserved or not isinstance(outcome, Busy):
+                return
+            self._sleep(outcome.expires_in)
+            self._watch.counts["came back for a start"] += 1
+
+    def _replace(self, work):
+        """Want a lock that a newer call replaces, and replace an older one."""
+        options = Options(
+            ttl=work.ttl,
+            renew=work.renew,
+            using=self.process.alias,
+            replace=True,
+            replace_within=work.replace_within,
+        )
+        called = milliseconds_of(EPOCH + self.process.now)
+        self._watch.say(str(work))
+        lock = Lock(work.name, options, NO_DUPLICATES._replace(called=called))
         claim = Claim(self.process, work, self.process.now)
         if isinstance(lease := self._ask(lock, claim), Lease):
             self._hold(lock, lease, claim)
@@ -178,13 +234,19 @@ class Client:
         else:
             watch.check_duration("an acquire", watched.seconds, most_seconds(work), claim)
         if not isinstance(outcome, Lease):
+            for part in claim.parts if isinstance(outcome, Busy) else ():
+                part.is_kept = part.token in (lock._reserved or {}).values()
             watch.ended(claim)
         return outcome
 
     def _hold(self, lock, lease, claim):
         watch, work = self._watch, claim.work
         watch.has(claim, lease)
-        self._sleep(work.body)
+        if work.replace_within is not None:
+            with told_when_replaced(lease):
+                self._work_until_replaced(lease, work)
+        else:
+            self._sleep(work.body)
         if work.inner and work.inner != work.name:
             setup = self._world.plan.setup
             limit, ttl = setup.limits[work.inner], setup.ttls[work.inner]
@@ -201,12 +263,20 @@ class Client:
         watch.check_duration("a release", watched.seconds, most, claim)
         watch.ended(claim)
 
+    def _work_until_replaced(self, lease, work):
+        until = self.process.now + work.body
+        while (left := until - self.process.now) > 0:
+            self._sleep(min(left, LOOKS_EVERY) if work.looks else left)
+            if lease.loss_reason(self.process.clock()) == "replaced":
+                self._watch.counts["a run was told that it is replaced"] += 1
+                return
+
     def _let_go(self, lock, lease, claim):
         """End it as planned. Returns what came of that."""
         end = claim.work.end
         if end == "never releases":
             lease.is_ended = True  # As by the destructor of a handle that is dropped.
-            claim.end_was_troubled = True
+            claim.end_is_troubled()
             return "not released"
         outcome = "released"
         try:
@@ -218,14 +288,15 @@ class Client:
                 if end == "hands over":
                     self._world.leave_baton(lease.hand_over(within=1.0), claim.work)
                     outcome, claim.successor = "handed to whoever has the baton", ""
-            self._watch.check_end_of_block(claim)
+            for one in claim.each:
+                self._watch.check_end_of_block(one)
         except Failed:
             pass
         except LockLost as lost:
             outcome = f"lost: {lost.reason}"
         except LockUnavailable:
             outcome = "release unavailable"
-            claim.end_was_troubled = True
+            claim.end_is_troubled()
         except Interrupted:
             outcome = "release interrupted"
         return outcome

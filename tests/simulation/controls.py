@@ -12,6 +12,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from django_redislock import handle, lease
+from django_redislock.jobs import replaced
 from django_redislock.rules import flows, lease_state
 from django_redislock.rules.flows import Granted
 from django_redislock.rules.scripts import Script
@@ -22,7 +23,13 @@ from tests.simulation.world import World
 
 # Short and stormy, with few names: what breaks, breaks soon.
 STORM = EVERYTHING._replace(
-    seconds=120.0, clients=(2, 5), names=(1, 1), every=(3.0,), pauses=(3.0, 10.0)
+    seconds=120.0,
+    clients=(2, 5),
+    names=(1, 1),
+    every=(3.0,),
+    pauses=(3.0, 10.0),
+    rated=0.0,
+    replacing=0.0,
 )
 
 
@@ -140,10 +147,22 @@ def losing_silently():
     return patch.object(flows, "lost_because", lambda word: None)
 
 
+@contextmanager
+def counting_the_time_to_end_from_the_reply():
+    def answer_to(call):
+        answer = yield from flows.answer_to(call)
+        return answer._replace(sent=answer.now)
+
+    with patch.object(replaced, "answer_to", answer_to):
+        yield
+
+
 # --- all of them ---------------------------------------------------------------------------------
 
 # Leases that end by themselves, under bodies that last longer.
 UNRENEWED = {"renews": (0.0,), "loads": (6.0,)}
+# Newer calls replace older ones; starts are wanted under a rate.
+REPLACING, RATED = {"replacing": 1.0}, {"rated": 1.0}
 # Many want one lock at once.
 CROWDED = {"limits": (1,), "loads": (4.0,), "clients": (2, 3)}
 NEW_FENCE = "local function new_fence(us, of_lease)"
@@ -282,5 +301,97 @@ CONTROLS = {
         naive.instead("if id ~= wanted then", "if false then"),
         bounds=storm("force"),
         seeds=(4,),
+    ),
+    "more starts come at once than the burst": Control(
+        "RATE",
+        naive.instead("over - burst * every - now", "over - (burst + 1) * every - now"),
+        bounds=storm("late", **RATED),
+    ),
+    "a resend takes a second start": Control(
+        "P6",
+        naive.instead(
+            "local known, over = token, call('ZSCORE', RATE, token)",
+            "local known, over = token, call('ZSCORE', RATE, token)\n"
+            "if over and not is_waited_for(token, over) then over = false end",
+        ),
+        bounds=storm("unanswered", "cut after", **RATED),
+    ),
+    "an undo gives no start back": Control(
+        "R4",
+        naive.instead("call('ZREM', RATE, token)\nif not over then", "if true then"),
+        bounds=storm("interrupted", **RATED),
+    ),
+    "an undo of a start moves nobody up": Control(
+        "R4",
+        naive.instead("  if over <= now then\n", "  if true then\n"),
+        bounds=storm("interrupted", **RATED),
+    ),
+    "an undo of a start moves others up too far": Control(
+        "RATE",
+        naive.instead("local before = over - every", "local before = over - 3 * every"),
+        bounds=storm("interrupted", **RATED),
+        seeds=(2,),
+    ),
+    "a waiter that gives up its start moves nobody up": Control(
+        "R4",
+        naive.instead("give_back(known, over, every)", "drop(known, digits(over))"),
+        bounds=storm("late", **RATED),
+        seeds=(37,),
+    ),
+    "a waiter that comes during a pause keeps its start": Control(
+        "R4",
+        naive.instead("if its_over and is_waited_for(one, digits(its_over)) then", "if false then"),
+        bounds=storm("maintenance", **RATED),
+    ),
+    "nobody hears that a start is due earlier": Control(
+        "P6",
+        naive.instead(
+            "if id and channel ~= '' and its_over - burst", "if false and its_over - burst"
+        ),
+        bounds=storm("interrupted", every=(20.0,), **RATED),
+        seeds=(5,),
+    ),
+    "a newcomer passes those who wait for a start": Control(
+        "P6",
+        naive.instead(
+            "or math.max(busy_until, now) + every",
+            "or (busy_until > now + burst * every and now or math.max(busy_until, now)) + every",
+        ),
+        bounds=storm("late", **RATED),
+    ),
+    "starts are made during a pause": Control(
+        "P6",
+        naive.instead("if type(pause) == 'string' and", "if false and"),
+        bounds=storm("maintenance", **RATED),
+    ),
+    "a replaced run has no end": Control(
+        "NEWEST",
+        naive.instead("if its_end and its_end <= ms then", "if false then"),
+        bounds=storm("kill", every=(60.0,), seconds=300.0, **REPLACING),
+        seeds=(2,),
+    ),
+    "a replaced run is ended at once": Control(
+        "P3",
+        naive.instead("its_end = ms + within", "its_end = ms"),
+        bounds=storm("late", **REPLACING),
+        seeds=(2,),
+    ),
+    "a replaced run counts its time from the reply": Control(
+        "P1",
+        patched=counting_the_time_to_end_from_the_reply,
+        bounds=storm("answered late", every=(0.7,), **REPLACING),
+        seeds=(4,),
+    ),
+    "a replaced run has no room for the drift of clocks": Control(
+        "P1",
+        patched=lambda: patch.object(replaced, "drift", lambda seconds: 0.0),
+        bounds=storm("late", **REPLACING),
+        seeds=(2,),
+    ),
+    "a waiter that was replaced goes on": Control(
+        "NEWEST",
+        naive.instead("if newer and not is_mine and", "if false and"),
+        bounds=storm("late", **REPLACING),
+        seeds=(2,),
     ),
 }

@@ -17,6 +17,9 @@ TROUBLES = {
     "twice": "arrives twice",
     "interrupted": "is interrupted before its reply",
 }
+# The name of the lock that is also wanted together with a start under a rate.
+BESIDE = "m"
+NEWEST = "n"  # The name of the lock that a newer call takes from an older one.
 
 
 class Work(NamedTuple):
@@ -36,8 +39,22 @@ class Work(NamedTuple):
     once: float = 0.0
     max_hold: float | None = None
     inner: str = ""  # A lock that is wanted in the body too.
+    start: str = ""  # A rate of which a start is wanted; it is the name if nothing else is.
+    comes_back: bool = False  # It reserves a start that is not due, and comes back for it.
+    replace_within: float | None = None  # Seconds that it leaves to a run that it replaces.
+    looks: bool = False  # Its body looks whether its run is replaced.
 
     def __str__(self):
+        if self.start:
+            beside = "" if self.name == self.start else f" and one of {self.limit} {self.name!r}"
+            waits = f"waits {self.wait:.3g} s" if self.wait else "does not wait"
+            waits = "comes back for it" if self.comes_back else waits
+            return f"client {self.client} wants a start of {self.start!r}{beside} and {waits}"
+        if self.replace_within is not None:
+            return (
+                f"client {self.client} wants {self.name!r} for {self.body:.3g} s, replaces older"
+                f" calls, and leaves a run {self.replace_within:.3g} s"
+            )
         what = f"one of {self.limit} permits of " if self.limit > 1 else ""
         waits = "does not wait" if not self.wait else f"waits {self.wait:.3g} s"
         return f"client {self.client} wants {what}{self.name!r} for {self.body:.3g} s and {waits}"
@@ -85,6 +102,13 @@ KINDS = (*OF_CLIENTS, *OF_SERVER, *OF_OPERATORS)
 Step = Work | Fault
 
 
+class Starts(NamedTuple):
+    """A rate."""
+
+    every: float  # Seconds between two starts.
+    burst: int
+
+
 class Setup(NamedTuple):
     """The world in which a plan is carried out."""
 
@@ -95,6 +119,7 @@ class Setup(NamedTuple):
     ttls: dict[str, float]
     seconds: float
     seconds_per_message: float
+    starts: dict[str, Starts] = {}  # The rates, by name.
 
 
 class Plan(NamedTuple):
@@ -120,6 +145,8 @@ class Bounds(NamedTuple):
     loads: tuple[float, ...] = (0.2, 0.7, 1.5)  # How much of the time a lock is wanted.
     renews: tuple[float, ...] = (0.5, 1.0, 1.0)  # Which part of the leases is renewed.
     ends: tuple[str, ...] = ("releases",) * 12 + ("fails", "hands over", "never releases")
+    rated: float = 0.5  # In which part of the worlds there are rates.
+    replacing: float = 0.3  # And in which a newer call replaces older ones.
 
 
 EVERYTHING = Bounds()
@@ -145,7 +172,17 @@ def plan_of(seed, bounds=EVERYTHING):
         seconds_per_message=chance.choice([0.0005, 0.002, 0.01]),
     )
     works = list(_works(chance, setup, bounds))
-    steps = [*works, *_faults(chance, setup, bounds, works)]
+    weather = _weather(chance, bounds)
+    steps = [*works, *_faults(chance, setup, weather, works)]
+    # What came later has chances of its own, so that worlds without it stay as they were.
+    for draws, share, more_works in (
+        ("rates", bounds.rated, _works_with_starts),
+        ("replace", bounds.replacing, _replacing_works),
+    ):
+        chance = Random(f"{draws} {seed}")
+        if chance.random() < share:
+            setup, theirs, names = more_works(chance, setup, bounds)
+            steps += [*theirs, *_faults(chance, setup, weather, theirs, names)]
     return Plan(setup, tuple(sorted(steps, key=lambda step: step.when)))
 
 
@@ -191,16 +228,97 @@ def _wait(chance, ttl):
     return chance.choice([0.0, chance.expovariate(1 / ttl), 4 * ttl, math.inf])
 
 
-def _faults(chance, setup, bounds, works):
+def _works_with_starts(chance, setup, bounds):
+    """Works that want a start, alone or beside a lock: the setup with their names, and they."""
+    rates = "rs"[: chance.randint(1, 2)]
+    between = chance.choice(bounds.pauses) / 6  # Seconds between two works, of all clients.
+    starts = {
+        name: Starts(
+            every=round(between * len(rates) * chance.choice([0.3, 0.8, 1.2]), 3),
+            burst=chance.choice([1, 1, 2, 5]),
+        )
+        for name in rates
+    }
+    limit, ttl = chance.choice(bounds.limits), chance.choice([1.5, 3.0, 6.0])
+    ttls = {name: chance.choice([1.5, 3.0, 6.0, 30.0]) for name in rates}
+    setup = setup._replace(
+        limits={**setup.limits, **dict.fromkeys(rates, 1), BESIDE: limit},
+        ttls={**setup.ttls, **ttls, BESIDE: ttl},
+        starts=starts,
+    )
+    works = []
+    when = chance.expovariate(1 / between)
+    while when < setup.seconds:
+        start = chance.choice(rates)
+        every = starts[start].every
+        name = start if chance.random() < 0.7 else BESIDE
+        comes_back = chance.random() < 0.2
+        wait = chance.choice([0.0, chance.expovariate(1 / (3 * every)), 12 * every, math.inf])
+        works.append(
+            Work(
+                when,
+                *_worker(chance, setup),
+                name,
+                limit if name == BESIDE else 1,
+                setup.ttls[name],
+                0.0 if comes_back else wait,
+                body=chance.expovariate(1 / between),
+                end=chance.choice(["releases", "releases", "fails"]),
+                start="" if name == BESIDE and chance.random() < 0.3 else start,
+                comes_back=comes_back,
+            )
+        )
+        when += chance.expovariate(1 / between)
+    return setup, works, (*rates, BESIDE)
+
+
+def _replacing_works(chance, setup, bounds):
+    """Works of which the newest is to win: the setup with their name, and they."""
+    ttl = chance.choice([1.5, 3.0, 6.0, 30.0])
+    setup = setup._replace(limits={**setup.limits, NEWEST: 1}, ttls={**setup.ttls, NEWEST: ttl})
+    between = ttl * chance.choice([0.3, 1.0, 3.0])
+    within = chance.choice([0.2, 1.0, ttl / 2, 1.5 * ttl])  # They are calls of one job.
+    works = []
+    when = chance.expovariate(1 / between)
+    while when < setup.seconds:
+        body = min(chance.expovariate(1 / (2 * between)), 20 * ttl)
+        work = Work(when, *_worker(chance, setup), NEWEST, 1, ttl, _wait(chance, ttl), body=body)
+        if chance.random() < 0.8:  # Others wait their turn.
+            work = work._replace(
+                replace_within=within,
+                looks=chance.random() < 0.5,
+                end=chance.choice(["releases", "releases", "fails"]),
+            )
+        works.append(work)
+        when += chance.expovariate(1 / between)
+    return setup, works, (NEWEST,)
+
+
+def _worker(chance, setup):
+    """Some client, and one of its threads."""
+    return chance.randrange(1, len(setup.rates)), chance.randrange(setup.threads)
+
+
+class Weather(NamedTuple):
+    """What goes wrong in a world, and how often."""
+
+    kinds: list[str]
+    every: float  # Seconds, on average.
+
+
+def _weather(chance, bounds):
     # In a swarm, what one kind would hide is seen where that is missing.
     kinds = [kind for kind in bounds.kinds if not bounds.swarm or chance.random() < 0.5]
-    kinds = kinds or list(bounds.kinds)
-    every = chance.choice(bounds.every)
+    return Weather(kinds or list(bounds.kinds), chance.choice(bounds.every))
+
+
+def _faults(chance, setup, weather, works, names=()):
+    kinds, every = weather
     faults = []
     when = chance.expovariate(1 / every)
     while when < setup.seconds:
         kind = chance.choice(kinds)
-        fault = _fault(chance, setup, when, kind)
+        fault = _fault(chance, setup, when, kind, names or tuple(setup.limits))
         # Half of them befall somebody who has just begun to ask or to release, if all went well:
         # most of the time, most clients do nothing.
         if works and kind in OF_CLIENTS and chance.random() < 0.5:
@@ -212,9 +330,9 @@ def _faults(chance, setup, bounds, works):
     return faults
 
 
-def _fault(chance, setup, when, kind):
+def _fault(chance, setup, when, kind, names):
     client = chance.randrange(1, len(setup.rates)) if kind in OF_CLIENTS else 0
-    name = chance.choice(list(setup.limits))
+    name = chance.choice(names)
     ttl = setup.ttls[name]
     seconds = chance.choice([0.05, 0.5, 1.2, ttl * 0.4, ttl * 1.1, ttl * 2])
     back = chance.choice([0.1, 1.0, ttl * 0.5, ttl * 1.5])

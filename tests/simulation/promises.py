@@ -9,6 +9,7 @@ ttl, or a place in the queue for six seconds.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ from greenlet import getcurrent
 
 from django_redislock.lease import Lease as HeldLease
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Busy
-from django_redislock.rules.options import operation_timeout
+from django_redislock.rules.flows import Busy, Replaced
+from django_redislock.rules.lease_state import token_of
+from django_redislock.rules.options import REPLACED_WITHIN, operation_timeout
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Call
 from tests.rules.model.promises import Violation, belongs, check_command, check_end
@@ -30,11 +32,14 @@ from tests.simulation.server import Server
 from tests.simulation.timeline import Timeline, this_thread
 
 ROUNDED = 0.002  # Seconds: the server counts in milliseconds.
+ROUNDED_US = 3  # us.
 TRAVEL = 0.5  # Seconds that a few messages take at most, if nothing is slow.
 DEAD_DELAYS = 2.0  # Seconds: P6.
-ENDS = {scripts.RELEASE, scripts.CONCLUDE, scripts.LEAVE, scripts.HAND_OVER}
+UNDOES = {scripts.LEAVE, scripts.GIVE_BACK_START}
+ENDS = {scripts.RELEASE, scripts.CONCLUDE, scripts.HAND_OVER} | UNDOES
 ASKS = {scripts.ACQUIRE, scripts.ACQUIRE_MARKED, scripts.ACQUIRE_PERMIT}
-ASKS |= {scripts.ACQUIRE_PERMIT_MARKED, scripts.TAKE_UP}
+ASKS |= {scripts.ACQUIRE_PERMIT_MARKED, scripts.TAKE_UP, scripts.ACQUIRE_REPLACING}
+ASKS |= {scripts.TAKE_START}
 
 
 class Interrupted(Exception):
@@ -43,7 +48,10 @@ class Interrupted(Exception):
 
 @dataclass(eq=False)
 class Claim:
-    """One acquire, from its first command to the end of what came of it."""
+    """One acquire, from its first command to the end of what came of it.
+
+    That of several locks has a part for each token that it sends.
+    """
 
     process: Process
     work: Work
@@ -62,10 +70,38 @@ class Claim:
     is_doubled: bool = False  # A command of it arrives twice.
     is_excused: bool = False  # It may be held by others too.
     interrupted_at: float | None = None  # By the clock of its process, less its pauses.
+    whole: Claim | None = None  # Of which this is a part.
+    parts: list[Claim] = field(default_factory=list)
+    made_at: float | None = None  # When the server granted the start that it has,
+    due_at: float = math.inf  # and when that was due, if it was waited for.
+    is_kept: bool = False  # Its start is reserved, and will be asked for by another acquire.
+    ran_at: float = math.inf  # When the server first ran a command of it.
+    was_ended: bool = False  # The server has ended its lease for a newer call.
 
     @property
     def name(self):
         return self.work.name
+
+    @property
+    def each(self):
+        """Its parts; itself, if it has none."""
+        return self.parts if self.work.start else [self]
+
+    @property
+    def waits_well(self):
+        """Whether it waits, and nothing is wrong with its process."""
+        return self.phase == "waiting" and self.process.is_well
+
+    def part(self, name):
+        """A new part."""
+        work = self.work._replace(name=name, start="")
+        self.parts.append(Claim(self.process, work, self.process.now, whole=self))
+        return self.parts[-1]
+
+    def end_is_troubled(self):
+        """An end of it may not have been carried out."""
+        for one in (self, *self.parts):
+            one.end_was_troubled = True
 
     def interrupt(self):
         """Note an interrupt; False if there was one before."""
@@ -73,7 +109,8 @@ class Claim:
             return False
         self.interrupted_at = self.process.running()
         # That of an undo cuts it short: two things have gone wrong.
-        self.end_was_troubled |= self.end_sent_at is not None and self.phase != "releasing"
+        for one in (self, *self.parts):
+            one.end_was_troubled |= one.end_sent_at is not None and one.phase != "releasing"
         return True
 
     @property
@@ -94,6 +131,42 @@ class Lock:
     held_until: int = 0  # ms
     vacant_since: float | None = None
     vacant_with: str = ""  # Whom it was handed to meanwhile.
+    replaced: dict[str, int] = field(default_factory=dict)  # Until when (ms) runs have to end.
+    unknown: set[str] = field(default_factory=set)  # Leases of which the server may have another.
+
+
+@dataclass
+class Rate:
+    """What is known of one rate. Times in us, the true ones from the beginning of the world."""
+
+    every: int
+    burst: int
+    starts: dict[str, tuple[int, bool]] = field(default_factory=dict)  # See Server.starts().
+    # When starts were granted that were used, in order, and until when they take up the rate:
+    # since the server lost the last ones.
+    used: list[list[tuple[int, int]]] = field(default_factory=lambda: [[]])
+    ages: list[int] = field(default_factory=lambda: [0])  # Since when each of these lists counts.
+    is_even_from: int = 0  # us of the server: starts that are over later leave no gaps.
+
+    def lose(self, now):
+        """The server may have lost starts: it admits a whole burst again."""
+        self.ages.append(now)
+        self.used.append([])
+
+    def use(self, at):
+        """Note a start that was granted at that time. Returns by how much it came too early."""
+        used = self.used[bisect(self.ages, at) - 1]
+        place = bisect(used, (at, 0))
+        used.insert(place, (at, 0))
+        # As many in any time as are due then, and the burst: so each start comes no earlier than
+        # *burst* times *every* before it is over, if one after the other takes *every*.
+        over, worst = used[place - 1][1] if place else 0, -math.inf
+        for number in range(place, len(used)):
+            at = used[number][0]
+            over = max(over, at) + self.every
+            used[number] = at, over
+            worst = max(worst, over - self.burst * self.every - at)
+        return worst
 
 
 @dataclass
@@ -115,6 +188,10 @@ class Watch:
         self.now_doing = {}
         self.calm_after = 0.0  # The server was disturbed until then.
         self.touched = set()  # Locks about which something may have changed.
+        self.rates = {
+            name: Rate(math.ceil(starts.every * 1e6), starts.burst)
+            for name, starts in self.setup.starts.items()
+        }
         self._before: Kept
 
     def begin(self, server):
@@ -162,6 +239,7 @@ class Watch:
         if claim is None and step.script in ASKS:
             claim = self.now_doing.get(getcurrent())
             if claim is not None:
+                claim = claim.part(step.name) if claim.work.start else claim
                 claim.token, claim.id = token, str(step.args[1])
                 self.claims[token] = claim
         return claim
@@ -176,7 +254,7 @@ class Watch:
         """There was no way to the server."""
         claim = self.now_doing.get(this_thread())
         if claim is not None:
-            claim.end_was_troubled = True
+            claim.end_is_troubled()
 
     def doubled(self, message):
         """A message arrives once more."""
@@ -210,7 +288,12 @@ class Watch:
         if self.tell is not None:
             self._say_what_changed(name, before, after, step)
         self._note_operators(step, answer, before, lock)
-        lock.fence = check_command(before, after, step, ms, lock.fence, lock.held_until)
+        if step.script is scripts.ACQUIRE_REPLACING:
+            self._note_replaced(lock, before, after, step, ms)
+        over = lock.unknown | {one for one, ends in lock.replaced.items() if ends <= ms}
+        lock.fence = check_command(before, after, step, ms, lock.fence, lock.held_until, over)
+        if name in self.rates:
+            self._check_starts(step, answer, lock)
         if step.script in ASKS and _mode(step) == "pause" and not _is_busy(answer):
             # Not before: a waiter whose turn had come is served by this very command.
             lock.held_until = ms + int(step.args[2])
@@ -222,10 +305,75 @@ class Watch:
             if lease != was:
                 self._changed(lock, was, lease, step, ms)
 
+    def _note_replaced(self, lock, before, after, step, ms):
+        """A newer call has met a run, which has so long to end from now on; and older waiters."""
+        for token in set(before.queue) - set(after.queue) - {step.args[0]}:
+            claim = self.claims.get(token)
+            if claim is not None and self.server.is_replaced(step.name, claim.id):
+                lock.replaced[claim.id] = 0
+                self.counts["replaced a waiter"] += 1
+        lease, within = before.leases[0], int(step.args[8])
+        claim = lease and self.claims.get(lease.token)
+        if claim is None or lease.token == step.args[0] or _mode(step) != "queue":
+            return
+        if claim.work.replace_within is None or lease.value[32:33] == b"k":
+            return
+        ends = lock.replaced.get(lease.id)
+        if ends is None or ends - ms > within:
+            lock.replaced[lease.id] = ms + within
+            self.counts["replaced a run"] += 1
+            self.touch_at(self.server.true(ms + within + 1), step.name)
+
+    def _check_starts(self, step, answer, lock):
+        """What a command does to the starts under a rate."""
+        name, us, rate = step.name, self.server.us, self.rates[step.name]
+        before, rate.starts = rate.starts, self.server.starts(name)
+        own = step.args[0] if step.args else ""
+        if step.script is scripts.TAKE_START:
+            claimed, claim = step.args[2], self._claim_of(step)
+            was_made = own in before and not before[own][1]
+            if answer == b"0" and not was_made:
+                self.counts["granted a start"] += 1
+                if lock.held_until > self.server.ms:
+                    raise Violation(f"P6: a start of {name!r} was granted during a pause")
+                if claim is not None:
+                    claim.made_at = self.timeline.now
+                    if waited := before.get(own) or before.get(claimed):
+                        due = waited[0] - rate.burst * rate.every
+                        claim.due_at = self.server.true(due / 1000)
+            elif claim is not None and claim.phase == "asking" and rate.starts.get(own, (0, 0))[1]:
+                claim.phase = "waiting"
+                self.counts["waited for a start"] += 1
+            others = (
+                over for token, (over, waits) in rate.starts.items() if waits and token != own
+            )
+            last = max(others, default=0)
+            is_new = not {own, claimed} & before.keys() and own in rate.starts
+            if is_new and rate.starts[own][0] <= last and last > us:
+                raise Violation(f"P6: {own[:2]} passes others who wait for a start of {name!r}")
+        for token, (over, is_waited_for) in rate.starts.items():
+            was = before.get(token, (over, False))[0]
+            if over > was and not (token == own and was <= us):
+                whose = "its own" if token == own else f"that of {token[:2]}"
+                raise Violation(f"P6: a command of {own[:2]} delays a start of {name!r}: {whose}")
+            if is_waited_for and (over != was or token not in before):
+                due = over - rate.burst * rate.every
+                self.touch_at(self.server.true(due / 1000) + DEAD_DELAYS + TRAVEL + 0.002, name)
+        if us < rate.is_even_from:
+            return
+        previous = us
+        for over in sorted(over for over, _ in rate.starts.values()):
+            if over > previous + rate.every:
+                raise Violation(
+                    f"R4: {over - previous - rate.every} us of the rate {name!r} are nobody's"
+                )
+            previous = max(previous, over)
+
     def _note(self, claim, step, answer, after):
+        claim.ran_at = min(claim.ran_at, self.timeline.now)
         if step.script in ENDS:
             claim.has_ended = True
-            if step.script is scripts.LEAVE:
+            if step.script in UNDOES:
                 claim.has_asked_after_its_end = False
         elif step.script in ASKS and (claim.has_ended or claim.phase == "over"):
             # Its sender has given up a call. What it only tells, it still relies on.
@@ -254,6 +402,9 @@ class Watch:
             claim = self.claims.get(was.token)
             if claim is not None and step.script not in ENDS and claim.gone_at is None:
                 claim.gone_at = self.timeline.now
+                if step.script is scripts.ACQUIRE_REPLACING and was.id in lock.replaced:
+                    claim.was_ended = True
+                    self.counts["ended a replaced run"] += 1
         if now is None or now.is_pause:
             return
         if now.token in self.claims:
@@ -277,14 +428,18 @@ class Watch:
 
     # --- what the server lost -------------------------------------------------------------------
 
-    def disturbed(self, *, forgets=False):
+    def disturbed(self, *, forgets=False, loses_starts=True):
         """Something went wrong with the server; it may have forgotten what it had granted."""
         self.calm_after = self.timeline.now
         if not forgets:
             return
         for name, lock in self.locks.items():
             self.touch(name)
+            if name in self.rates:
+                self._disturb_starts(name, loses_starts=loses_starts)
             lock.kept = self.server.look(name)
+            lock.replaced.clear()
+            lock.unknown = {one.id for one in lock.kept.leases if one is not None}
             first = lock.kept.leases[0]
             if first is None or not first.is_pause:
                 lock.held_until = 0
@@ -296,9 +451,21 @@ class Watch:
                     self.touch_at(self.server.true(lease.ends + 1), name)
         for claim in self.claims.values():
             if claim.phase != "over":
-                claim.is_excused = True
-                claim.gone_at = None
-                claim.end_was_troubled = True
+                for one in filter(None, (claim, claim.whole)):
+                    one.is_excused = True
+                    one.gone_at = None
+                    one.end_was_troubled = True
+
+    def _disturb_starts(self, name, *, loses_starts):
+        rate = self.rates[name]
+        rate.starts = self.server.starts(name)
+        overs = [over for over, _ in rate.starts.values()]
+        rate.is_even_from = max([rate.is_even_from, *overs])
+        if loses_starts:
+            rate.lose(self._true_us(self.timeline.now))
+
+    def _true_us(self, seconds):
+        return int(seconds * 1e6)
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -330,17 +497,58 @@ class Watch:
     def has(self, claim, lease):
         """Its process has the lock."""
         claim.lease, claim.phase = lease, "holding"
-        self.touch(claim.name)
-        self.held.append(claim)
+        granted = {token_of(part): part for part in lease.parts} if claim.work.start else {}
+        for one in claim.each:
+            if one is not claim and one.token not in granted:
+                self._is_over(one)  # It was given back, and asked for once more.
+            elif one.name in self.rates:
+                self._uses(one)
+            else:
+                one.lease, one.phase = granted.get(one.token, lease), "holding"
+                self.held.append(one)
+                if self.locks[one.name].replaced.get(one.id) == 0 and not one.is_excused:
+                    raise Violation(
+                        f"NEWEST: {one.process} has {one.name!r}, though a newer call has replaced"
+                        " it while it waited"
+                    )
+            self.touch(one.name)
         self.say(f"{claim.process} has {claim.name!r}")
+
+    def _uses(self, claim):
+        """A start was granted, and the body begins."""
+        claim.phase = "made"
+        self.counts["started"] += 1
+        if claim.made_at is None:
+            raise Violation(f"RATE: {claim.process} starts without a start of {claim.name!r}")
+        # A waiter that comes late has the start that was due before.
+        rate, at = self.rates[claim.name], min(claim.made_at, claim.due_at)
+        if self._true_us(at) < rate.ages[-1] <= self._true_us(claim.made_at):
+            return  # The server has lost starts since, or its clock was set forward.
+        early = rate.use(self._true_us(at))
+        self.longest["start too early"] = max(
+            self.longest.get("start too early", -math.inf), early / 1e6
+        )
+        if early > ROUNDED_US:
+            raise Violation(
+                f"RATE: {claim.process} starts {early} us before the rate {claim.name!r} says"
+            )
 
     def lets_go(self, claim):
         """Its process is about to end it."""
         claim.phase = "releasing"
-        self.held.remove(claim)
+        for one in claim.each:
+            if one in self.held:
+                one.phase = "releasing"
+                self.held.remove(one)
 
     def ended(self, claim):
         """All of it is over, as far as its process knows."""
+        claim.phase = "over"
+        for one in claim.each:
+            if one.phase != "made" and one not in self.over:
+                self._is_over(one)
+
+    def _is_over(self, claim):
         claim.phase = "over"
         self.over.append(claim)
         self.touch(claim.name)
@@ -357,8 +565,26 @@ class Watch:
 
     def check_busy(self, claim, outcome):
         """Nobody is told that its own command keeps the lock from it."""
-        if isinstance(outcome, Busy) and outcome.holding.id == claim.id:
-            raise Violation(f"P4: {claim.process} is told that {claim.name!r} is busy with itself")
+        if isinstance(outcome, Replaced) and not claim.is_excused:
+            others = [one for one in self.claims.values() if one.name == claim.name]
+            newer = [one for one in others if one is not claim and one.ran_at >= claim.ran_at]
+            if all(one.work.replace_within is None for one in newer):
+                raise Violation(f"NEWEST: {claim.process} is replaced in {claim.name!r} by nobody")
+        if not isinstance(outcome, Busy):
+            return
+        if claim.work.replace_within is not None and self._is_calm(claim):
+            ends = self.locks[claim.name].replaced.get(outcome.holding.id, math.inf)
+            if ends < self.server.ms - 1000 * TRAVEL:
+                raise Violation(
+                    f"NEWEST: {claim.process} gives up {claim.name!r}, though the run that it has"
+                    f" replaced had to end {self.server.ms - ends} ms before"
+                )
+        for one in claim.each:
+            # What a part of several locks has left behind by an undo that failed does not count.
+            if one.id == outcome.holding.id and not (one is not claim and _is_in_doubt(one)):
+                raise Violation(
+                    f"P4: {claim.process} is told that {one.name!r} is busy with itself"
+                )
 
     def check_duration(self, what, took, most, claim):
         """No call lasts longer than it may."""
@@ -372,20 +598,26 @@ class Watch:
     def check_trouble(self, what, claim):
         """Nothing ends in trouble while there is none."""
         process, work = claim.process, claim.work
-        disturbed = max(self.calm_after, process.disturbed_at)
-        is_calm = process.is_well and self.server.is_up
-        if claim.began_at < disturbed + CALM_AFTER or not is_calm or claim.is_excused:
+        if claim.is_excused or not self._is_calm(claim):
             return
         if what == "unavailable":
             raise Violation(f"R13: {work.name!r} is unavailable to {process}, though nothing fails")
         if what in {"lost: expired", "lost: unreachable"} and work.renew and not work.max_hold:
             raise Violation(f"R7: {process} has {what} {work.name!r}, though nothing fails")
 
+    def _is_calm(self, claim):
+        """Whether nothing has gone wrong since it began, and for a while before."""
+        disturbed = max(self.calm_after, claim.process.disturbed_at)
+        is_calm = claim.process.is_well and self.server.is_up
+        return is_calm and claim.began_at >= disturbed + CALM_AFTER
+
     def check_end_of_block(self, claim):
         """Whoever left a block without an error had the lock until its release was sent."""
         gone, sent = claim.gone_at, claim.end_sent_at
         if gone is None or sent is None or claim.is_excused or claim.end_was_troubled:
             return
+        if claim.was_ended and not claim.process.is_well:
+            return  # Its release may not have been answered, which is no error of the block.
         if gone < sent:
             raise Violation(
                 f"P5: {claim.process} is not told that {claim.name!r} was lost"
@@ -413,12 +645,16 @@ class Watch:
             self.over = [claim for claim in self.over if self._may_leave_something(claim)]
         for name in sorted(self.touched):
             self._check_vacancy(name, self.locks[name])
+            if name in self.rates:
+                self._check_due(name, self.rates[name])
         self.touched.clear()
 
     def _check_held(self, claim):
         lease, process = claim.lease, claim.process
         if claim.is_excused or not lease.is_held(process.clock()):
             return
+        if claim.was_ended and lease.replaced_by is None:
+            return  # It has not heard of that, and hears of it by its next renewal.
         kept, permit = self._kept(claim.name), lease.permit_number
         if permit > claim.work.limit:
             raise Violation(f"P1: {process} has permit {permit} of {claim.name!r}, one too many")
@@ -443,6 +679,13 @@ class Watch:
             return False
         if claim.is_excused:
             return False
+        if claim.name in self.rates:
+            over, _ = self.rates[claim.name].starts.get(claim.token, (0, False))
+            if over > self.server.us and not claim.is_kept:
+                raise Violation(
+                    f"R4: {claim.process} has gone, and its start of {claim.name!r} stays"
+                )
+            return False
         kept = self._kept(claim.name)
         tokens = {claim.token, claim.successor}
         stays = [one for one in kept.leases if one is not None and one.token in tokens]
@@ -453,6 +696,26 @@ class Watch:
                 f"R4: {claim.process} has gone, and stays in the queue of {claim.name!r}"
             )
         return False
+
+    def _check_due(self, name, rate):
+        """Whoever waits for a start has it soon after it is due."""
+        if self.timeline.now < self.calm_after + CALM_AFTER or not self.server.is_up:
+            return
+        if self.locks[name].held_until > self.server.ms or self.server.us < rate.is_even_from:
+            return
+        for token, (over, is_waited_for) in rate.starts.items():
+            claim = self.claims.get(token)
+            if not is_waited_for or claim is None or claim.phase != "waiting":
+                continue
+            late = (self.server.us - over + rate.burst * rate.every) / 1e6
+            if not self._is_calm(claim):
+                continue  # It may have missed a ring, which says that its start is due earlier.
+            self.longest["start late"] = max(self.longest.get("start late", -math.inf), late)
+            if late > DEAD_DELAYS + TRAVEL:
+                raise Violation(
+                    f"P6: {claim.process} waits for {name!r}, and its start was due"
+                    f" {late:.3f} s before"
+                )
 
     def _check_vacancy(self, name, lock):
         """Nobody waits long for a lock that nobody has."""
@@ -478,26 +741,21 @@ class Watch:
         if not kept.queue:
             return False
         lease = kept.leases[0]
-        if lease is not None:
-            if not lease.is_unconfirmed:
-                return False
-            if lease.waits_for_baton:
-                if lease.confirm_by > self.server.ms:
-                    return False
-            else:
-                claim = self.claims.get(lease.token)
-                if (
-                    claim is not None
-                    and claim.process.is_well
-                    and lease.confirm_by > self.server.ms
-                ):
-                    return False
-        return any(
-            (claim := self.claims.get(token)) is not None
-            and claim.phase == "waiting"
-            and claim.process.is_well
-            for token in kept.queue
-        )
+        if lease is not None and lock.replaced.get(lease.id, math.inf) <= self.server.ms:
+            # Its time to end is over: the call that has replaced it is to have the lock.
+            first = self.claims.get(kept.queue[0])
+            return first is not None and first.waits_well and first.work.replace_within is not None
+        if lease is not None and (not lease.is_unconfirmed or self._may_confirm(lease)):
+            return False
+        waiters = (self.claims.get(token) for token in kept.queue)
+        return any(claim is not None and claim.waits_well for claim in waiters)
+
+    def _may_confirm(self, lease):
+        """Whether an unconfirmed lease may be confirmed in time."""
+        if lease.confirm_by <= self.server.ms:
+            return False
+        claim = self.claims.get(lease.token)
+        return lease.waits_for_baton or (claim is not None and claim.process.is_well)
 
     def _process_of(self, lease):
         claim = lease and self.claims.get(lease.token)
@@ -530,7 +788,16 @@ class Watch:
 
 def most_seconds(work):
     """How long an acquire may last."""
+    if work.start and work.start != work.name:
+        return math.inf  # Each of several locks may be asked for and undone more than once.
+    if work.replace_within is not None:
+        return work.replace_within + REPLACED_WITHIN + 2 * operation_timeout(work.ttl)
     return work.wait + 2 * operation_timeout(work.ttl)
+
+
+def _is_in_doubt(claim):
+    """Whether a command of it may have been lost, or is still on its way."""
+    return claim.end_was_troubled or claim.has_asked_after_its_end or claim.under_way > 0
 
 
 def _befalls(trouble):

@@ -22,6 +22,14 @@ end
 return { found, redis.call('ZRANGE', KEYS[#KEYS], 0, -1) }
 """
 LOOK = Script("look at all", _LOOK, hashlib.sha1(_LOOK, usedforsecurity=False).hexdigest(), ())
+_STARTS = b"return redis.call('ZRANGE', KEYS[1], 1, '+inf', 'BYSCORE', 'WITHSCORES')"
+STARTS = Script(
+    "look at starts", _STARTS, hashlib.sha1(_STARTS, usedforsecurity=False).hexdigest(), ()
+)
+_REPLACED = b"return redis.call('HGET', KEYS[1], ARGV[1]) or ''"
+REPLACED = Script(
+    "look at replaced", _REPLACED, hashlib.sha1(_REPLACED, usedforsecurity=False).hexdigest(), ()
+)
 
 
 class Server:
@@ -65,6 +73,23 @@ class Server:
             for value, left in zip(found[::2], found[1::2], strict=True)
         )
         return Kept((), leases, tuple(token.decode() for token in queue[::2]))
+
+    def starts(self, name):
+        """The starts under a rate, by token: when each is over (us), and if it is waited for."""
+        found, _ = self._interpreter.run(STARTS, self.us, [self._keys[name].rate], ())
+        starts = {}
+        for member, over in zip(found[::2], found[1::2], strict=True):
+            token, record = member[:32].decode(), len(member) > 32
+            _, is_waited_for = starts.get(token, (0, False))
+            starts[token] = int(float(over)), is_waited_for or record
+        return starts
+
+    def is_replaced(self, name, lease_id):
+        """Whether a newer call has replaced a waiter or a run."""
+        found, _ = self._interpreter.run(
+            REPLACED, self.us, [self._keys[name].replaced], (lease_id,)
+        )
+        return bool(found)
 
     def every_key(self):
         """All that it keeps."""

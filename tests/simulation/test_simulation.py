@@ -14,7 +14,7 @@ import pytest
 from tests import ROOT
 from tests.simulation.controls import CONTROLS, SHIPPED
 from tests.simulation.network import Network
-from tests.simulation.plan import plan_of
+from tests.simulation.plan import NEWEST, plan_of
 from tests.simulation.process import Process
 from tests.simulation.report import Report
 from tests.simulation.runs import run
@@ -42,8 +42,22 @@ def test_no_promise_is_broken_in_half_an_hour_of_locks(seed):
     print(report.told(processes=1))
     assert report.hours >= 0.5
     # Otherwise it would prove nothing.
-    for what in ("granted", "handed over", "confirmed", "busy", "released"):
+    wanted = ["granted", "handed over", "confirmed", "busy", "released"]
+    setup = plan_of(seed).setup
+    if setup.starts:
+        wanted += ["started", "waited for a start", "came back for a start"]
+    if NEWEST in setup.limits:
+        wanted += ["replaced a run", "ended a replaced run", "replaced a waiter"]
+    for what in wanted:
         assert report.counts[what] > 0, what
+
+
+def test_the_worlds_of_these_seeds_have_rates_and_newest_calls():
+    setups = [plan_of(seed).setup for seed in SEEDS]
+    assert any(setup.starts for setup in setups)
+    assert any(NEWEST in setup.limits for setup in setups)
+    # What came later has left others as they were.
+    assert any(not setup.starts and NEWEST not in setup.limits for setup in setups)
 
 
 @pytest.mark.parametrize("title", CONTROLS)

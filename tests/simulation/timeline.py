@@ -107,3 +107,42 @@ def this_thread():
     thread = getcurrent()
     assert isinstance(thread, Thread)
     return thread
+
+
+class StandInThread:
+    """In place of threading.Thread: a thread of the process that starts it."""
+
+    def __init__(self, target, args, **_):
+        self._code = lambda: target(*args)
+
+    def start(self):
+        this_thread().place.begin(self._code)
+
+
+class StandInEvent:
+    """In place of threading.Event."""
+
+    def __init__(self):
+        self._is_set = False
+        self._sleepers = []
+
+    def is_set(self):
+        return self._is_set
+
+    def set(self):
+        self._is_set = True
+        for thread in self._sleepers:
+            thread.wake()
+
+    def wait(self, seconds):
+        """Sleep for so long, by the clock of the process, or until it is set."""
+        thread = this_thread()
+        until = thread.place.after(seconds)
+        self._sleepers.append(thread)
+        while not self._is_set and thread.place.now < until:
+            thread.sleep(until)
+        self._sleepers.remove(thread)
+        return self._is_set
+
+
+STANDINS = {"Thread": StandInThread, "Event": StandInEvent}

@@ -4,6 +4,7 @@ import gc
 import logging
 from contextlib import ExitStack, contextmanager
 from random import Random
+from types import SimpleNamespace
 from unittest.mock import patch
 
 from greenlet import getcurrent
@@ -12,6 +13,7 @@ from django_redislock import clock, held, holder
 from django_redislock import lease as lease_module
 from django_redislock.backends import watchdog
 from django_redislock.backends.registry import backends
+from django_redislock.jobs import replaced
 from django_redislock.rules import flows, forms
 from tests.rules.model.promises import Violation
 from tests.simulation.client import Client
@@ -20,7 +22,7 @@ from tests.simulation.plan import TROUBLES, Work
 from tests.simulation.process import SimulatedBackend
 from tests.simulation.promises import Watch
 from tests.simulation.server import LASTING, Server
-from tests.simulation.timeline import Thread, Timeline, this_thread
+from tests.simulation.timeline import STANDINS, Thread, Timeline, this_thread
 
 SLOW = 20.0  # How many times as long messages take while the network is slow.
 LONGEST_IN_QUEUE = 6.0  # Seconds that a waiter stays there after it has gone; see lua/_lease.lua.
@@ -98,6 +100,7 @@ class World:
                     held.secrets, "token_hex", lambda size: self._random.randbytes(size).hex()
                 )
             )
+            enter(patch.object(replaced, "threading", SimpleNamespace(**STANDINS)))
             enter(backends.made_by(self._backend))
             logging.disable(logging.CRITICAL)
             stack.callback(logging.disable, logging.NOTSET)
@@ -156,7 +159,7 @@ class World:
                 self.server.cut_off_replica()
             case "clock":
                 self.server.set_clock(step.seconds)
-                self.watch.disturbed(forgets=True)
+                self.watch.disturbed(forgets=True, loses_starts=step.seconds > 0)
             case _:
                 client.operate(step)
 

@@ -665,13 +665,13 @@ end
 function server.dump()
   local all = {}
   for key, kind in pairs(kinds) do
-    local content = values[key]
+    local content, last = values[key], ends[key] -- before HGETALL drops a key that has expired
     if kind == 'hash' then
       content = commands.HGETALL(key)
     elseif kind == 'zset' then
       content = told(content, ordered(content), { 'WITHSCORES' })
     end
-    table.insert(all, { key, kind, ends[key] and digits(ends[key]) or '', content })
+    table.insert(all, { key, kind, last and digits(last) or '', content })
   end
   return sent(all)
 end

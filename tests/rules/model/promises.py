@@ -15,7 +15,7 @@ def belongs(lease, token):
     return lease is not None and lease.token == token
 
 
-def check_command(before, after, step, ms, fence, held_until):
+def check_command(before, after, step, ms, fence, held_until, replaced=frozenset()):
     """Check what a command did to a lock. Returns the highest fence that was ever granted.
 
     Args:
@@ -25,13 +25,14 @@ def check_command(before, after, step, ms, fence, held_until):
         ms: The time of the server.
         fence: The highest fence before.
         held_until: Until when an operator keeps the lock from everybody, in ms; 0 if none does.
+        replaced: The ids of leases that a newer call may end, since their time to end is over.
 
     Raises:
         Violation: It must not do that.
     """
     granted = []
     for was, now in zip(before.leases, after.leases, strict=True):
-        _check_touched(was, now, step, ms)
+        _check_touched(was, now, step, ms, replaced)
         if now is not None and (was is None or now.fence != was.fence):
             granted.append(now)
     for lease in sorted(granted, key=lambda one: one.fence):
@@ -66,7 +67,7 @@ def check_end(lease, ms, ttl):
         )
 
 
-def _check_touched(was, now, step, ms):
+def _check_touched(was, now, step, ms, replaced):
     """Nobody but its owner touches a lease, unless it is handed over or has lapsed."""
     if was is None or now == was or was.token in step.args:
         return
@@ -75,7 +76,8 @@ def _check_touched(was, now, step, ms):
     # An operator ends the lease that was seen, by its id; or the pause of a lock.
     forced = step.script is scripts.FORCE_RELEASE and was.id.encode() in step.args
     unheld = step.script is scripts.RESUME and was.is_pause
-    if not (lapsed or taken_up or forced or unheld):
+    followed = step.script is scripts.ACQUIRE_REPLACING and was.id in replaced
+    if not (lapsed or taken_up or forced or unheld or followed):
         token = next((arg for arg in step.args if isinstance(arg, str)), "")
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
 
