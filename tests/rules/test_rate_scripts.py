@@ -192,6 +192,20 @@ def test_a_start_that_was_made_is_not_given_back_by_a_resend_during_a_pause(serv
     assert left(server.start("b")) == 899
 
 
+def test_starts_that_are_asked_for_late_are_made_together_but_not_those_of_long_ago(server):
+    server.start("a")
+    for who in "bc":
+        server.start(who, "queue")
+    server.start("d", "reserve")
+    server.start("e", "queue")
+    server.advance(3000)
+    assert server.start("x", "try", claimed="d") == server.start("c", "queue") == NOW
+    server.advance(KEPT_FOR)
+    assert server.start("e", "queue") == NOW
+    assert server.start("b", "queue") == NOW  # Anew, so it takes the start that is due now.
+    assert left(server.start("z")) == 1000
+
+
 def test_whoever_waits_for_a_reserved_start_keeps_its_time(server):
     server.start("a")
     server.start("b", "reserve")
