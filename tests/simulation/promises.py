@@ -655,6 +655,8 @@ class Watch:
             return
         if claim.was_ended and lease.replaced_by is None:
             return  # It has not heard of that, and hears of it by its next renewal.
+        if claim.was_ended and claim.id in self.locks[claim.name].unknown:
+            return  # The clock of the server was set since the server said when it had to end.
         kept, permit = self._kept(claim.name), lease.permit_number
         if permit > claim.work.limit:
             raise Violation(f"P1: {process} has permit {permit} of {claim.name!r}, one too many")
