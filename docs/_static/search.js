@@ -7,12 +7,13 @@ document.addEventListener("DOMContentLoaded", () => {
 
   const MOST = 25; // Sections shown.
   const OF_TITLE = 4; // A word of the title counts as often as so many of the text.
-  const OF_ASIDE = 0.7; // The reference, and what is no guide, count less than a guide.
-  const ASIDE = /#django_redislock\.|^(architecture|changelog|contributing|declined|index|migrating)\./;
+  const OF_NAME = 0.7; // What is said of one name of the reference counts less than a guide.
   const OF_EXPLAINED = 4; // So does each word of a name or message that is explained there,
   const MOST_EXPLAINED = 8; // of which a long message has no more.
-  const OF_TROUBLE = 1.5; // A message is explained best where all messages are.
-  const TROUBLE = /^(troubleshooting|monitoring)\./;
+  const WEIGHTS = [
+    [/^(troubleshooting|monitoring)\./, 1.5], // A message is explained best where all messages are,
+    [/^(architecture|changelog|contributing|declined|index|migrating)\./, 0.25], // and a name not here.
+  ];
   const SATURATED = 1.2; // The constants of BM25: how soon one more occurrence counts no more,
   const BY_LENGTH = 0.6; // and how much a long section needs more of them.
   const stemmer = new Stemmer();
@@ -34,12 +35,13 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   const read = ([address, title, text, explained]) => {
-    const worth = ASIDE.test(address) ? OF_ASIDE : 1;
-    const ofExplained = OF_EXPLAINED * (TROUBLE.test(address) ? OF_TROUBLE : 1);
+    const worth = address.includes("#django_redislock.") ? OF_NAME : 1;
+    const [, weight] = WEIGHTS.find(([pages]) => pages.test(address)) ?? [null, 1];
+    const ofExplained = OF_EXPLAINED * weight;
     const words = wordsOf(text);
     const counts = new Map();
-    for (const [list, weight] of [[wordsOf(title), OF_TITLE], [words, 1]]) {
-      for (const word of list) counts.set(stemOf(word), (counts.get(stemOf(word)) ?? 0) + weight);
+    for (const [list, times] of [[wordsOf(title), OF_TITLE], [words, 1]]) {
+      for (const word of list) counts.set(stemOf(word), (counts.get(stemOf(word)) ?? 0) + times);
     }
     const line = ` ${words.join(" ")} `;
     const heading = ` ${wordsOf(title).join(" ")} `;
