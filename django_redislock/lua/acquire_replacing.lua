@@ -17,7 +17,8 @@ local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN, FORCED, REPLACE
 local token, id, ttl, mode, ticket, markers, renews, owner, within, called, channel = unpack(ARGV)
 local limit, permit, refusal, pause_left, popped = '', '', 'busy'
 local found = redis.pcall('GET', LOCK)
-if type(found) == 'string' or call('EXISTS', QUEUE) == 1 then
+-- A waiter that did not hear that it is replaced must not run after the newer call, so it looks there too.
+if type(found) == 'string' or call('EXISTS', QUEUE) == 1 or (not found and call('HGET', REPLACED, id)) then
   -- include _queue
   -- include _past
   -- include _done_markers

@@ -388,6 +388,12 @@ CONTROLS = {
         bounds=storm("late", **REPLACING),
         seeds=(2,),
     ),
+    "a waiter that did not hear that it is replaced gets a free lock": Control(
+        "NEWEST",
+        naive.instead(" or (not found and call('HGET', REPLACED, id)) then", " then"),
+        bounds=storm("no ring", "pause", "cut off", every=(1.0,), **REPLACING),
+        seeds=(27,),
+    ),
     "a waiter that was replaced goes on": Control(
         "NEWEST",
         naive.instead("if newer and not is_mine and", "if false and"),

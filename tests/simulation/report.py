@@ -5,13 +5,19 @@ from collections import Counter
 from tests.simulation.plan import KINDS, OF_CLIENTS, TROUBLES
 
 PHASES = ("idle", "asking", "waiting", "holding", "releasing")
-OUTCOMES = ("acquired", "busy", "done", "unavailable", "a circle", "not taken up", "interrupted")
+OUTCOMES = (
+    *("acquired", "busy", "done", "unavailable", "a circle", "not taken up", "interrupted"),
+    *("started", "came back for a start", "replaced"),
+)
 ENDS = (
     *("released", "released after an error", "handed to whoever has the baton", "not released"),
     *("release unavailable", "release interrupted", "lost: expired", "lost: unreachable"),
-    *("lost: forced", "lost: taken"),
+    *("lost: forced", "lost: taken", "lost: replaced"),
 )
-ON_SERVER = ("granted", "handed over", "confirmed", "released by force")
+ON_SERVER = (
+    *("granted", "handed over", "confirmed", "released by force", "granted a start"),
+    *("waited for a start", "replaced a run", "ended a replaced run", "replaced a waiter"),
+)
 
 
 class Report:

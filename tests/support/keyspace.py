@@ -79,6 +79,12 @@ class Keyspace:
         args = token(who), lease_id(who), ttl, mode, ticket, markers, "r", owner or f"by-{who}"
         return self.run(script, *args, *([limit] if limit > 1 else []), bell(who, process))
 
+    def replace(self, who, *, within, called=""):
+        """Ask for the lock as the newest call of a job, or as one that comes back."""
+        owner = f'{{"by":"{who}","called":"{self.ms}"}}'
+        args = token(who), lease_id(who), TTL, "queue", 0, "-|", "r", owner, within, called
+        return self.run(scripts.ACQUIRE_REPLACING, *args, bell(who))
+
     def pause(self, who, *, lasts=TTL):
         """Ask for the lock as an operator, so that nobody has it."""
         named = "hold" + who * 28, lease_id(who)
