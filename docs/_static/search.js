@@ -7,13 +7,13 @@ document.addEventListener("DOMContentLoaded", () => {
 
   const MOST = 25; // Sections shown.
   const OF_TITLE = 4; // A word of the title counts as often as so many of the text.
-  const OF_NAME = 0.7; // What is said of one name of the reference counts less than a guide.
+  const OF_ASIDE = 0.7; // Names of the reference, and pages about the package, count less than a guide.
+  const ASIDE = /#django_redislock\.|^(architecture|changelog|contributing|declined)\./;
   const OF_EXPLAINED = 4; // So does each word of a name or message that is explained there,
   const MOST_EXPLAINED = 8; // of which a long message has no more.
-  const WEIGHTS = [
-    [/^(troubleshooting|monitoring)\./, 1.5], // A message is explained best where all messages are,
-    [/^(architecture|changelog|contributing|declined|index|migrating)\./, 0.25], // and a name not here.
-  ];
+  // A message is explained best where all messages are, a name not in a comparison or a summary.
+  const TROUBLE = /^(troubleshooting|monitoring)\./;
+  const SUMMARY = /^(architecture|changelog|contributing|declined|index|migrating)\./;
   const SATURATED = 1.2; // The constants of BM25: how soon one more occurrence counts no more,
   const BY_LENGTH = 0.6; // and how much a long section needs more of them.
   const stemmer = new Stemmer();
@@ -35,9 +35,8 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   const read = ([address, title, text, explained]) => {
-    const worth = address.includes("#django_redislock.") ? OF_NAME : 1;
-    const [, weight] = WEIGHTS.find(([pages]) => pages.test(address)) ?? [null, 1];
-    const ofExplained = OF_EXPLAINED * weight;
+    const worth = ASIDE.test(address) ? OF_ASIDE : 1;
+    const ofExplained = OF_EXPLAINED * (TROUBLE.test(address) ? 1.5 : SUMMARY.test(address) ? 0.25 : 1);
     const words = wordsOf(text);
     const counts = new Map();
     for (const [list, times] of [[wordsOf(title), OF_TITLE], [words, 1]]) {
