@@ -74,7 +74,7 @@ def masked(text):
     """The text without what differs in each run."""
     for found, name in ((socket.gethostname(), "<host>"), (command_of_this_process(), "<command>")):
         text = re.sub(rf"(?<![\w-]){re.escape(found)}(?![\w-])", name, text)
-    text = re.sub(rf"\b{os.getpid()}\b", "<pid>", text)
+    text = re.sub(rf"(?<![\d.]){os.getpid()}(?![\d.]*\d)", "<pid>", text)
     # Of a server that was started in this second, it is not said.
     text = re.sub(r".* was started at .* Records of runs begin there\.\n", "", text)
     text = re.sub(r'"birth": "[^"]*"', '"birth": "<birth>"', text)

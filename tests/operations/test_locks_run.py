@@ -306,6 +306,14 @@ def test_a_skip_is_one_line_and_a_status():
         assert here("backup", "--busy-exit", "9", "-v", "0", "--", "true") == (9, "")
 
 
+def test_while_an_operator_has_paused_the_lock_nothing_runs_and_the_line_says_why():
+    held.pause("backup", 60, by="ann", reason="new disk")
+    status, line = here("backup", "--", "true")
+    assert (status, line) == (75, "Skipped: 'backup' is paused, by ann: new disk\n")
+    held.resume("backup")
+    assert here("backup", "--", "true")[0] == 0
+
+
 def test_a_skip_says_why_as_far_as_that_is_known():
     skipped = Skipped(skipped="paused", lock="backup", holder="ann", reason="new disk")
     assert line_of(skipped) == "Skipped: 'backup' is paused, by ann: new disk"
