@@ -83,6 +83,7 @@ def masked(text):
     text = re.sub(r"\b\d\d:\d\d:\d\d\b", "<time>", text)
     text = re.sub(r"(?<![0-9a-f.])[0-9a-f]{16}(?![0-9a-f])", "<id>", text)
     # A time in seconds has no decimals if it is a whole one.
+    text = re.sub(r"(_seconds{.*}) [1-9]\d*$", r"\1 <number>", text, flags=re.MULTILINE)
     text = re.sub(r"(?<![\d.])(\d{15,}|1\d{9})\b(?!\.)", "<number>", text)
     text = re.sub(r"\b\d+ (d|h) \d+ (h|min)\b|\b\d+(\.\d+)? (ms|s|min|h|d)\b", "<duration>", text)
     text = re.sub(r"\b(\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+)\b", "<number>", text)
