@@ -127,7 +127,8 @@ class TaskArguments(RunArguments, total=False):
     conflict_deadline: Annotated[
         Seconds,
         Option(
-            'How long ``"retry"`` keeps coming back, or ``"wait"`` with unique_queued.',
+            'How long ``"retry"`` keeps coming back, or ``"wait"`` with unique_queued. The time of'
+            " an operator's pause does not count.",
             seconds,
             HOUR,
         ),

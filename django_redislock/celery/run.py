@@ -533,6 +533,8 @@ class TaskRun(JobRun):
         policy = self.options.on_conflict
         waits_for_others = policy == "wait" and self._announced_as is not None
         if self._is_patient or waits_for_others:
+            if found.reason is not None:  # Paused: an operator decides for how long.
+                carry(self.request, since=time.time())
             until = self._defer_until(self._requeue_call())
             if until is not None:
                 raise self._defer(f"on_conflict is {policy!r}", found, until=until)

@@ -113,7 +113,7 @@ class Busy(NamedTuple):
         if self.of_rate:
             return f"a rate, and its next start is due in {duration(self.expires_in)}"
         if self.reason is not None:
-            return ": ".join(filter(None, (f"held by {self.holder}", self.reason)))
+            return ": ".join(filter(None, (f"paused by {self.holder}", self.reason)))
         return f"{'cooling, taken' if self.cooling else 'busy, held'} by {self.holder}"
 
     @property

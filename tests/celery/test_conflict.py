@@ -4,7 +4,7 @@ import pytest
 from celery import chain, chord
 from celery.exceptions import MaxRetriesExceededError
 
-from django_redislock import LockTimeout, LockUnavailable, distributed_lock
+from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
 from tests.support.faults import slack
 
 pytest_plugins = ["tests.celery.project.stage"]
@@ -85,6 +85,16 @@ class TestRetry:
             result = stage.result(stage.send("hurried", key))
         assert result["skipped"] == "busy"
         assert stage.events(key) == []
+
+    @pytest.mark.proves("P7")
+    @pytest.mark.row("retry-deadline")
+    def test_the_time_of_a_pause_does_not_count_for_conflict_deadline(self, stage):
+        key = stage.key()
+        held.pause(key, 60, by="an operator")
+        sent = stage.send("hurried", key)  # Its conflict_deadline is a second.
+        stage.wait_for_log(f"[{sent.id}]: lock {key!r} is paused", 4)
+        held.resume(key)
+        assert stage.result(sent) == f"did {key}"
 
     def test_what_the_caller_asked_for_comes_along(self, stage):
         key = stage.key()

@@ -1189,8 +1189,8 @@ def test_busy_tells_which_operator_keeps_the_lock_and_why():
         owner = Owner(operator="ada", reason=reason)
         return Busy(Holding("", owner, "held", since=3.0), 1.5, 9.0, "lottery")
 
-    assert (str(told("audit")), told("audit").reason) == ("held by ada: audit", "audit")
-    assert (str(told("")), told("").reason) == ("held by ada", "")
+    assert (str(told("audit")), told("audit").reason) == ("paused by ada: audit", "audit")
+    assert (str(told("")), told("").reason) == ("paused by ada", "")
     assert Busy(Holding("", OWNER, "held"), 1.5, 9.0, "lottery").reason is None
 
 
