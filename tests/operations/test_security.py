@@ -225,7 +225,7 @@ def test_the_admin_offers_two_acts_and_each_needs_its_own_permission():
 
 
 def test_each_point_of_the_security_list_is_answered_in_the_docs():
-    page = (ROOT / "docs/production.md").read_text()
+    page = (ROOT / "SECURITY.md").read_text()
     answered = re.findall(r"^- (S\d+), ", page, re.MULTILINE)
     assert answered == [f"S{number}" for number in range(1, 23)]
     # Tests that are named there exist.
