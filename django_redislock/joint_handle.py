@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django_redislock import misuse, process
-from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.exceptions import LockError, LockLost, LockUnavailable
 from django_redislock.handle import REFUSED, Entry, Handle, awaits_commit
 from django_redislock.holder import current_owner, new_holder
 from django_redislock.lease import Lease
 from django_redislock.misuse import check_callback
 from django_redislock.rules.arguments import LONGEST
-from django_redislock.rules.flows import Busy, Done, Finished, Replaced, undo_attempt
-from django_redislock.rules.forms import Form, StartAttempt
+from django_redislock.rules.flows import Busy, Done, Finished, Replaced, undo_attempt, undone
+from django_redislock.rules.forms import Form, StartAttempt, giving_back
 from django_redislock.rules.limit import Limit, Rate
 from django_redislock.rules.steps import together
 
@@ -324,6 +324,10 @@ class Part(Handle):
         """The flow that ends it as if it had not been granted; None if none is needed."""
         return self._undo(self.entry, block=True)
 
+    def unreserving(self) -> Flow[bool] | None:
+        """The flow that gives back what is reserved for an acquire to come; None without that."""
+        return None
+
     def let_go(self, success: bool) -> None:
         """Rely on it no more; its release follows."""
         self._ending = self._let_go(self.entry, success, block=True)
@@ -361,6 +365,11 @@ class RatePart(Part):
         # Nothing ends, and an answer is never too late.
         self._terms = replace(self._terms, ttl=LONGEST, max_hold=math.inf)
 
+    @property
+    def _every(self) -> int:
+        """us between two starts."""
+        return math.ceil(self._rate.between * 1e6)
+
     def nest(self) -> None:
         """Nothing: each acquire takes a start of its own."""
 
@@ -368,7 +377,7 @@ class RatePart(Part):
         if not entry.backend.supports_rates:
             raise misuse.keeps_no_rates(entry.backend.alias, self.name)
         form = StartAttempt(self.name, current_owner(), entry.terms, template=self.template)
-        form.every, form.burst = math.ceil(self._rate.between * 1e6), self._rate.at_once
+        form.every, form.burst = self._every, self._rate.at_once
         if self._reserved is not None:
             form.reserves, form.claimed = True, self._reserved.get(self.name, "")
         return form
@@ -383,6 +392,10 @@ class RatePart(Part):
             if kept and isinstance(outcome, Busy) and outcome.of_rate:
                 self._reserved[self.name] = kept
         return outcome
+
+    def unreserving(self) -> Flow[bool] | None:
+        token = self._reserved.pop(self.name, "") if self._reserved else ""
+        return undone(giving_back(self.name, token, self._every, self._terms)) if token else None
 
     def _take_over(self, entry: Entry, form: Attempt, granted: Granted) -> Lease:
         assert isinstance(form, StartAttempt)
@@ -476,6 +489,15 @@ class JointHandle(Handle):
         return _FirstTry(self.name, entry.terms)
 
     def _attempt(self, entry: Entry, form: Form, since: float | None) -> Flow[Outcome]:
+        try:
+            return (yield from self._take_or_leave(entry, since))
+        except (GeneratorExit, LockError):
+            raise  # Its run may come back, and claim what it has reserved.
+        except BaseException:
+            yield from together([flow for part in entry.parts if (flow := part.unreserving())])
+            raise
+
+    def _take_or_leave(self, entry: Entry, since: float | None) -> Flow[Outcome]:
         backend = entry.backend
         started = backend.clock()
         refused = yield from self._take_all(entry, started)

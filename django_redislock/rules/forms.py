@@ -294,9 +294,13 @@ class StartAttempt(Attempt):
         return Call(self.script, self.name, args, within, listening=listening, patience=patience)
 
     def leaving(self, fence: bytes = b"") -> Call:
-        args = self.token, self.every
-        within = undo_within(self.terms.operation_timeout)
-        return Call(scripts.GIVE_BACK_START, self.name, args, within, shielded=True)
+        return giving_back(self.name, self.token, self.every, self.terms)
+
+
+def giving_back(name: str, token: str, every: int, terms: Terms) -> Call:
+    """The step that gives back a start under a rate."""
+    within = undo_within(terms.operation_timeout)
+    return Call(scripts.GIVE_BACK_START, name, (token, every), within, shielded=True)
 
 
 class Release(Form):

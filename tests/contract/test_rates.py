@@ -17,10 +17,13 @@ from django_redislock import (
     Rate,
     distributed_lock,
     held,
+    joint_handle,
     signals,
     single_instance,
 )
 from django_redislock.backends.registry import backends
+from django_redislock.lock import JointLock
+from django_redislock.options import lock_options
 from tests.contract.test_signals import received
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
 from tests.support.others import waiters
@@ -146,6 +149,27 @@ async def test_a_waiter_behind_one_that_gives_up_starts_earlier(place):
     first.cancel()
     await second
     assert 0.5 - SLACK <= time.monotonic() - begun < 0.95
+
+
+@in_turn
+def test_an_interrupted_acquire_leaves_no_reserved_start(place, monkeypatch):
+    start(HOURLY)
+    reserved = {}
+    options = lock_options(wait=0)
+    for _ in range(2):  # It comes back, and keeps its place.
+        JointLock((Limit("jobs", 1), HOURLY), options, reserved=reserved).attempt()
+        assert 7190 < due_in(HOURLY) <= 7200
+
+    def interrupted(parts):
+        yield from ()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(joint_handle, "_give_back", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        JointLock((Limit("jobs", 1), HOURLY), options, reserved=reserved).attempt()
+    monkeypatch.undo()
+    assert not reserved
+    assert 3590 < due_in(HOURLY) <= 3600
 
 
 @in_turn

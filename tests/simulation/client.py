@@ -230,7 +230,9 @@ class Client:
         watch.check_trouble(told, claim)
         watch.say(f"{process}: {work.name!r} {told}")
         if told == "interrupted":
-            watch.check_duration("undoing an acquire", claim.since_interrupt, UNDONE_WITHIN, claim)
+            # Of several locks: the start, the lock, and the start that is reserved.
+            most = UNDONE_WITHIN * (3 if work.start else 1)
+            watch.check_duration("undoing an acquire", claim.since_interrupt, most, claim)
         else:
             watch.check_duration("an acquire", watched.seconds, most_seconds(work), claim)
         if not isinstance(outcome, Lease):

@@ -567,7 +567,12 @@ class Watch:
         """Nobody is told that its own command keeps the lock from it."""
         if isinstance(outcome, Replaced) and not claim.is_excused:
             others = [one for one in self.claims.values() if one.name == claim.name]
-            newer = [one for one in others if one is not claim and one.ran_at >= claim.ran_at]
+            # A try that arrives after the end of its acquire counts as newer.
+            newer = [
+                one
+                for one in others
+                if one is not claim and (one.ran_at >= claim.ran_at or one.has_asked_after_its_end)
+            ]
             if all(one.work.replace_within is None for one in newer):
                 raise Violation(f"NEWEST: {claim.process} is replaced in {claim.name!r} by nobody")
         if not isinstance(outcome, Busy):
