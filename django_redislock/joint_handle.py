@@ -350,7 +350,7 @@ class Part(Handle):
 class RatePart(Part):
     """A rate of a joint lock. Its start was made once it is granted: that needs no release."""
 
-    __slots__ = ("_rate", "_reserved")
+    __slots__ = ("_rate", "_reserved", "is_used")
 
     def __init__(self, rate: Rate, reserved: dict[str, str] | None, *of_part: Any) -> None:
         """Ask for nothing yet.
@@ -362,6 +362,7 @@ class RatePart(Part):
         """
         super().__init__(*of_part)
         self._rate, self._reserved = rate, reserved
+        self.is_used = False  # The body may have begun.
         # Nothing ends, and an answer is never too late.
         self._terms = replace(self._terms, ttl=LONGEST, max_hold=math.inf)
 
@@ -392,6 +393,9 @@ class RatePart(Part):
             if kept and isinstance(outcome, Busy) and outcome.of_rate:
                 self._reserved[self.name] = kept
         return outcome
+
+    def giving_back(self) -> Flow[bool] | None:
+        return None if self.is_used else super().giving_back()
 
     def unreserving(self) -> Flow[bool] | None:
         token = self._reserved.pop(self.name, "") if self._reserved else ""
@@ -571,6 +575,12 @@ class JointHandle(Handle):
         return _all_done(undoing) if undoing else None
 
     # --- release ------------------------------------------------------------------------------
+
+    def _undo_end(self, entry: Entry, form: Release | None, *, block: bool) -> Flow[bool] | None:
+        for part in entry.parts:
+            if isinstance(part, RatePart):
+                part.is_used = True
+        return super()._undo_end(entry, form, block=block)
 
     def _let_go(self, entry: Entry | None, success: bool, *, block: bool) -> Release | None:
         ending = super()._let_go(entry, success, block=block)

@@ -173,6 +173,19 @@ def test_an_interrupted_acquire_leaves_no_reserved_start(place, monkeypatch):
 
 
 @in_turn
+def test_an_interrupted_release_gives_no_start_back(place, monkeypatch):
+    def interrupted(*_):
+        yield from ()
+        raise KeyboardInterrupt
+
+    lock = distributed_lock(limits=[Limit("jobs", 1), HOURLY], wait=0)
+    with pytest.raises(KeyboardInterrupt), lock:
+        monkeypatch.setattr(joint_handle.JointHandle, "_release", interrupted)
+    assert not distributed_lock("jobs", limit=1).locked()
+    assert 3590 < due_in(HOURLY) <= 3600
+
+
+@in_turn
 def test_a_burst_comes_at_once_after_a_quiet_time(place):
     rate = Rate("geo", (1, timedelta(hours=1)), burst=3)
     for _ in range(3):
