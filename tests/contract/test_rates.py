@@ -181,6 +181,7 @@ def test_an_interrupted_release_gives_no_start_back(place, monkeypatch):
     lock = distributed_lock(limits=[Limit("jobs", 1), HOURLY], wait=0)
     with pytest.raises(KeyboardInterrupt), lock:
         monkeypatch.setattr(joint_handle.JointHandle, "_release", interrupted)
+    monkeypatch.undo()
     assert not distributed_lock("jobs", limit=1).locked()
     assert 3590 < due_in(HOURLY) <= 3600
 
