@@ -224,7 +224,8 @@ def _check_records(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
 def _check_key(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     # Of the class: autoretry lays a function of its own over the task's run.
     _, *names = signature_of(type(task).run).parameters
-    if task.single_instance_options.key is None and names:
+    options = task.single_instance_options
+    if options.key is None and options.limits is None and names:
         yield _message(
             "W050",
             f"Task {task.name} takes arguments ({', '.join(names)}) but names no key, so one run"

@@ -8,6 +8,7 @@ import sys
 import pytest
 from django.core.management import call_command
 
+from django_redislock import Rate
 from django_redislock.celery import single_instance_task
 from django_redislock.celery.checks import check_tables, check_tasks
 from tests import ROOT
@@ -47,6 +48,7 @@ def check():
         (draw, {}, {"key": "lottery:{draw_id}"}, []),
         (draw, {}, {"key": "lottery"}, []),
         (draw, {}, {}, ["W050"]),
+        (draw, {}, {"limits": [Rate("api", "10/s")]}, []),  # It has the name of its lock.
         (tidy, {}, {"autoretry_for": (ValueError,)}, []),
         (draw, {}, {"acks_late": True, "time_limit": 1800, "key": "lottery"}, []),
         (tidy, {}, {"acks_late": True, "max_hold": 7200}, ["W051"]),

@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -22,13 +23,13 @@ def said(stage, key):
 
 
 def call_until(stage, key, is_over, every=0.2):
-    """Call the task again and again; return the results, and when the first and last were made."""
+    """Call the task again and again: the results, and when each call was made."""
     results, times = [], []
     while not is_over(len(results)):
         times.append(time.time())
         results.append(stage.task("debounced").delay(key, len(results)))
         time.sleep(every)  # What is tried is calls with a pause between them.
-    return results, times[0], times[-1]
+    return results, times
 
 
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
@@ -40,24 +41,26 @@ def test_many_calls_are_one_message_and_one_run_so_long_after_the_last(request, 
         own_stage.app.conf.update(ours)
     own_stage.start()
     key = own_stage.key()
-    results, _, last = call_until(own_stage, key, lambda made: made == 8)
+    results, times = call_until(own_stage, key, lambda made: made == 8)
     ((name, calls),) = task_runs.announced(using="default").locks
     assert (str(name), calls.queued) == (key, results[0].id)
     assert own_stage.result(results[-1]) == f"did {key}"
     assert [one.published for one in results] == [True] + [False] * 7
     assert {one.id for one in results} == {results[0].id} == {*own_stage.published}
     assert said(own_stage, key) == [7]
-    assert own_stage.events(key, "what")[0]["time"] - last > 1 - EARLY
+    # A call that a busy machine delays until the one before it is due meets the run as it starts.
+    late = max(after - before for before, after in pairwise(times)) - 0.2
+    assert own_stage.events(key, "what")[0]["time"] - times[-1] > 1 - EARLY - late
     assert task_runs.announced(using="default").locks == []
 
 
 def test_debounce_max_bounds_how_long_later_calls_put_it_off(own_stage):
     own_stage.start()
     key = own_stage.key()
-    _, first, last = call_until(own_stage, key, lambda made: own_stage.count(key, "what"))
+    _, times = call_until(own_stage, key, lambda made: own_stage.count(key, "what"))
     ran = own_stage.events(key, "what")[0]["time"]
-    assert ran - first > 3 - EARLY
-    assert ran - last < 1, "calls went on until then"
+    assert ran - times[0] > 3 - EARLY
+    assert ran - times[-1] < 1, "calls went on until then"
 
 
 def test_a_call_made_during_the_run_is_followed_by_another_run(own_stage):

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from django_redislock import Rate, distributed_lock
+from tests.support.faults import slack
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -25,7 +26,8 @@ def test_of_200_calls_at_once_none_is_lost_and_they_come_as_fast_as_the_rate_all
     times = starts(stage, key)
     assert len(times) == calls
     ideal = (calls - 1) * each
-    assert ideal - SLACK <= times[-1] - times[0] < 1.3 * ideal
+    busy = slack() - slack(load=0)  # Nothing, unless others want the processors.
+    assert ideal - SLACK <= times[-1] - times[0] < 1.3 * ideal + busy
     for number in (1, 10, 50):  # In no time are there more starts than the rate allows.
         for begin, end in zip(times, times[number:], strict=False):
             assert end - begin > number * each - SLACK - each
@@ -34,12 +36,12 @@ def test_of_200_calls_at_once_none_is_lost_and_they_come_as_fast_as_the_rate_all
 @pytest.mark.usefixtures("worker")
 def test_a_call_keeps_its_start_while_others_come(stage):
     key = stage.key()
-    with distributed_lock(limits=[Rate(key, "0.5/s")], wait=0):
+    with distributed_lock(limits=[Rate(key, "0.1/s")], wait=0):
         pass
-    first = stage.send("rated", key, rate="0.5/s")
+    first = stage.send("rated", key, rate="0.1/s")
     stage.wait_for_log(f"[{first.id}]: lock {key!r} is a rate, and its next start is due")
     for _ in range(5):
-        assert not distributed_lock(limits=[Rate(key, "0.5/s")], wait=0).acquire()
+        assert not distributed_lock(limits=[Rate(key, "0.1/s")], wait=0).acquire()
     assert stage.result(first) == f"did {key}"
     (message,) = [stage.published[first.id]]
     assert "reserved" not in message.get("redislock", {})  # Only its own later ones say so.
