@@ -128,8 +128,8 @@ class RunArguments(Arguments, total=False):
             'Let the work be done once in each period: "day", "hour", or a ``timedelta`` of whole'
             " days or of a part that divides the day. The lock has the period of the call in its"
             " name, by TIME_ZONE: ``lottery:2026-11-28``. For a message it is the period in which"
-            " it was published, or with ``eta`` or ``countdown`` is due; retries and redeliveries keep"
-            " it. Unless ``once`` says more, a success is remembered for a day longer than the"
+            " it was published, or with ``eta`` or ``countdown`` is due; retries and redeliveries"
+            " keep it. Unless ``once`` says more, a success is remembered for a day longer than the"
             " period.",
             period,
             shell="PERIOD",
