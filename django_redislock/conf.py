@@ -55,7 +55,7 @@ class Conf:
     )
     unavailable_after: float | None = _key(
         "when an acquire without an answer raises `LockUnavailable` despite its `wait`;"
-        " `None`: after the operation timeout, `math.inf`: after `wait`"
+        " `None`: after `socket_timeout`, `math.inf`: after `wait`"
     )
     release_before_commit: str = _key(
         "`warn`, `error` or `ignore` a [release within a transaction](databases.md#the-warning)",
