@@ -99,8 +99,9 @@ def _keep_within(app: Sphinx, page: str, source: list[str]) -> None:
 
     def within(link: re.Match[str]) -> str:
         text, path = link.groups()
-        if path in pages:
-            return f"[{text}]({pages[path]})"
+        file, hash_, anchor = path.partition("#")
+        if file in pages:
+            return f"[{text}]({pages[file]}{hash_}{anchor})"
         return f"[{text}]({REPOSITORY}/blob/HEAD/{path})" if REPOSITORY else text
 
     source[0] = re.sub(rf"\[([^]]*)\]\({re.escape(up)}([^)]+)\)", within, source[0])

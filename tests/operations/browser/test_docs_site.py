@@ -170,7 +170,7 @@ def messages():
         yield LockLost(name, reason), "LockLost"
     yield LockTimeout(name, "web-9:4711", 28.6), f"{busy}: held by …"
     yield LockTimeout(name, "web-9:4711", 2.0, cooling=True), f"{busy}: it cools down after …"
-    yield LockTimeout(name, "ops", 9.0, reason="new disk"), f"{busy}: held by an operator"
+    yield LockTimeout(name, "ops", 9.0, reason="new disk"), f"{busy}: paused by …"
     for problem in ("the server did not answer", "all 128 connections are in use", "NOPERM"):
         yield LockUnavailable(name, problem), "LockUnavailable"
 
