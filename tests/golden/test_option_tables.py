@@ -1,10 +1,13 @@
-"""The tables of options in the documents are those of the code. --write-golden writes them anew."""
+"""Tables in the documents are those of the code. --write-golden writes them anew."""
 
+import inspect
 import re
 from dataclasses import MISSING, fields
 
 import pytest
 
+import django_redislock
+from django_redislock import LockError
 from django_redislock.celery.options import TaskArguments
 from django_redislock.conf import Conf
 from django_redislock.jobs.options import JobArguments
@@ -43,6 +46,17 @@ def settings():
             yield f"| `{one.name.upper()}` | {default_of(default)} | {one.metadata['brief']} |"
 
 
+def errors():
+    """Of each error what its docstring says in its first paragraph, and its attributes."""
+    public = [getattr(django_redislock, name) for name in django_redislock.__all__]
+    for error in public:
+        if isinstance(error, type) and issubclass(error, LockError):
+            says, _, more = inspect.getdoc(error).partition("\n\n")
+            attributes = re.findall(r"^    (\w+): ", more.partition("Attributes:")[2], re.MULTILINE)
+            named = ", ".join(f"`{one}`" for one in attributes)
+            yield f"| `{error.__name__}` | {' '.join(says.split())} | {named} |"
+
+
 @pytest.mark.parametrize(
     ("page", "lines"),
     [
@@ -51,13 +65,15 @@ def settings():
         ("celery.md", rows(TaskArguments, but_of=JobArguments)),
         ("commands.md", flags()),
         ("settings.md", settings()),
+        ("locks.md", errors()),
     ],
-    ids=["locks", "jobs", "tasks", "locks run", "settings"],
+    ids=["locks", "jobs", "tasks", "locks run", "settings", "errors"],
 )
-def test_the_table_of_options_is_that_of_the_code(request, page, lines):
+def test_a_table_is_that_of_the_code(request, page, lines):
+    mark = "errors" if "errors" in request.node.name else "options"
     path, table = ROOT / "docs" / page, "\n".join(lines)
     text = path.read_text()
-    found = re.search(r"<!-- options -->\n.*\n.*\n((?:\|.*\n)*)", text)
+    found = re.search(rf"<!-- {mark} -->\n.*\n.*\n((?:\|.*\n)*)", text)
     if request.config.getoption("write_golden"):
         path.write_text(text[: found.start(1)] + table + "\n" + text[found.end(1) :])
     else:
