@@ -30,9 +30,9 @@ def pid_1(settings, locks):
     """Start ``manage.py locks run`` as pid 1, and return its pid as we see it, when it holds."""
     started = []
 
-    def start(*command):
+    def start(*command, ttl=TTL):
         environment = environment_for() | {"TESTS_REDISLOCK": json.dumps(settings.REDISLOCK)}
-        arguments = ("locks", "run", "lottery", "--ttl", f"{TTL}s", "--grace", "1s", "--", *command)
+        arguments = ("locks", "run", "lottery", "--ttl", f"{ttl}s", "--grace", "1s", "--", *command)
         outer = subprocess.Popen(
             tied_to_us([*CONTAINED, sys.executable, "-m", "django", *arguments]),
             env=environment,
@@ -55,9 +55,9 @@ def is_free():
 
 @pytest.mark.parametrize("command", ["sleep 60", "trap '' TERM; sleep 60 & wait; sleep 60"])
 def test_sigterm_ends_a_command_within_its_grace_and_frees_the_lock(pid_1, command):
-    outer, inner = pid_1("sh", "-c", command)
+    outer, inner = pid_1("sh", "-c", command, ttl=30)
     os.kill(inner, signal.SIGTERM)
-    wait_until(is_free, timeout=TTL, message="the lock is free before its ttl is over")
+    wait_until(is_free, timeout=29, message="the lock is free before its ttl is over")
     assert outer.wait(HUNG) in {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
