@@ -328,6 +328,9 @@ class Part(Handle):
         """The flow that gives back what is reserved for an acquire to come; None without that."""
         return None
 
+    def use(self) -> None:
+        """Note that the body may have begun."""
+
     def let_go(self, success: bool) -> None:
         """Rely on it no more; its release follows."""
         self._ending = self._let_go(self.entry, success, block=True)
@@ -350,7 +353,7 @@ class Part(Handle):
 class RatePart(Part):
     """A rate of a joint lock. Its start was made once it is granted: that needs no release."""
 
-    __slots__ = ("_rate", "_reserved", "is_used")
+    __slots__ = ("_is_used", "_rate", "_reserved")
 
     def __init__(self, rate: Rate, reserved: dict[str, str] | None, *of_part: Any) -> None:
         """Ask for nothing yet.
@@ -362,7 +365,7 @@ class RatePart(Part):
         """
         super().__init__(*of_part)
         self._rate, self._reserved = rate, reserved
-        self.is_used = False  # The body may have begun.
+        self._is_used = False
         # Nothing ends, and an answer is never too late.
         self._terms = replace(self._terms, ttl=LONGEST, max_hold=math.inf)
 
@@ -395,7 +398,10 @@ class RatePart(Part):
         return outcome
 
     def giving_back(self) -> Flow[bool] | None:
-        return None if self.is_used else super().giving_back()
+        return None if self._is_used else super().giving_back()
+
+    def use(self) -> None:
+        self._is_used = True
 
     def unreserving(self) -> Flow[bool] | None:
         token = self._reserved.pop(self.name, "") if self._reserved else ""
@@ -578,8 +584,7 @@ class JointHandle(Handle):
 
     def _undo_end(self, entry: Entry, form: Release | None, *, block: bool) -> Flow[bool] | None:
         for part in entry.parts:
-            if isinstance(part, RatePart):
-                part.is_used = True
+            part.use()
         return super()._undo_end(entry, form, block=block)
 
     def _let_go(self, entry: Entry | None, success: bool, *, block: bool) -> Release | None:
