@@ -183,7 +183,8 @@ def test_a_diagram_is_what_clients_send(heading, play):
     sent = [(who, script) for who, script in play.sent() if script != "look"]
     expected = drawn()[heading]
     if heading not in EXACT:
-        first = sent.index(("A", "renew")) if ("A", "renew") in sent else 0
-        sent = [one for at, one in enumerate(sent) if one != ("A", "renew") or at == first]
+        if heading == "Loss":  # A renewal may be on its way when the lease is lost.
+            first = sent.index(("A", "renew"))
+            sent = [one for at, one in enumerate(sent) if one != ("A", "renew") or at == first]
         sent, expected = ([one for one, _ in groupby(each)] for each in (sent, expected))
     assert sent[: len(expected)] == expected

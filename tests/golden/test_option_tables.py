@@ -58,19 +58,18 @@ def errors():
 
 
 @pytest.mark.parametrize(
-    ("page", "lines"),
+    ("page", "mark", "lines"),
     [
-        ("locks.md", rows(LockArguments)),
-        ("jobs.md", rows(JobArguments, but_of=LockArguments)),
-        ("celery.md", rows(TaskArguments, but_of=JobArguments)),
-        ("commands.md", flags()),
-        ("settings.md", settings()),
-        ("locks.md", errors()),
+        ("locks.md", "options", rows(LockArguments)),
+        ("jobs.md", "options", rows(JobArguments, but_of=LockArguments)),
+        ("celery.md", "options", rows(TaskArguments, but_of=JobArguments)),
+        ("commands.md", "options", flags()),
+        ("settings.md", "options", settings()),
+        ("locks.md", "errors", errors()),
     ],
     ids=["locks", "jobs", "tasks", "locks run", "settings", "errors"],
 )
-def test_a_table_is_that_of_the_code(request, page, lines):
-    mark = "errors" if "errors" in request.node.name else "options"
+def test_a_table_is_that_of_the_code(request, page, mark, lines):
     path, table = ROOT / "docs" / page, "\n".join(lines)
     text = path.read_text()
     found = re.search(rf"<!-- {mark} -->\n.*\n.*\n((?:\|.*\n)*)", text)

@@ -112,13 +112,18 @@ def test_a_last_look_gives_up_what_is_not_due(server):
     assert left(server.start("c", "queue")) == 1000
 
 
-@pytest.mark.parametrize("answer", ["early", "own"])
-def test_behind_a_waiter_that_gives_up_all_are_due_earlier_and_are_rung(server, answer):
+def three_wait(server):
+    """Half a second after a start, three wait for theirs."""
     server.start("a")
     for who in "bcd":
         server.start(who, "queue")
     server.listen(*"bcd")
     server.advance(500)
+
+
+@pytest.mark.parametrize("answer", ["early", "own"])
+def test_behind_a_waiter_that_gives_up_all_are_due_earlier_and_are_rung(server, answer):
+    three_wait(server)
     if answer == "own":  # Nobody starts during a pause, so whoever comes then waits no longer.
         server.pause("o", lasts=100)
     assert server.start("b", "last" if answer == "early" else "queue")[0] == answer
@@ -133,11 +138,7 @@ def test_behind_a_waiter_that_gives_up_all_are_due_earlier_and_are_rung(server, 
 
 @pytest.mark.parametrize("leaver", ["b", "c", "d"])
 def test_behind_a_waiter_that_leaves_all_are_due_earlier_and_are_rung(server, leaver):
-    server.start("a")
-    for who in "bcd":
-        server.start(who, "queue")
-    server.listen(*"bcd")
-    server.advance(500)
+    three_wait(server)
     assert server.give_back_start(leaver) == 1
     others = [who for who in "bcd" if who != leaver]
     assert [left(server.start(who, "queue")) for who in others] == [500, 1500]

@@ -77,9 +77,12 @@ def loses(reason):
     assert caught.value.reason == reason
 
 
-def slack(load=None):
+LEAST_SLACK = 2.0
+
+
+def slack():
     """Seconds that the machine may add: two, or more if more processes want to run than can."""
-    return max(2.0, (os.getloadavg()[0] if load is None else load) / (os.cpu_count() or 1))
+    return max(LEAST_SLACK, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @contextmanager
