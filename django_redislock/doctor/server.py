@@ -121,7 +121,7 @@ def version(server: Server) -> Iterator[Finding]:
     if not numbers:
         yield problem("W021", "unknown: the server does not tell", "Allow +info.")
     elif numbers < OLDEST_VERSION:
-        yield problem("E021", f"Redis {version}", "Use Redis 7.0 or newer, or any Valkey.")
+        yield problem("E021", f"Redis {version}", "Use Redis 7.0 or newer, or Valkey.")
     else:
         yield Finding("version", "ok", f"Redis {version}")
 
