@@ -52,6 +52,7 @@ def _show(
     no_success_for: float | None,
     fail: bool,
     ping: Ping | None,
+    verbosity: int = 1,
     **options: Any,
 ) -> None:
     if (fail or ping) and no_success_for is None:
@@ -88,9 +89,9 @@ def _show(
     if found:
         several = len(asked) > 1
         lines = terminal.runs(found, console.columns, notes, similar, with_alias=several)
-    elif known:
+    elif known and verbosity:  # cron mails whatever is printed.
         lines = [_good_news(known, no_success_for, chosen=bool(chosen), of_job=bool(job))]
-    elif not problems and len(without) < len(asked):
+    elif not known and not problems and len(without) < len(asked):
         lines = [f"No run is known of {chosen}." if chosen else "No run of a task is known."]
     document = [
         {
