@@ -1,16 +1,90 @@
-"""What a run does that finds another one, by on_conflict; and what it does without Redis."""
+"""What a run in a real worker does that finds another one, by on_conflict, or no Redis."""
 
 import pytest
-from celery import chain, chord
+from celery import chain, chord, group
 from celery.exceptions import MaxRetriesExceededError
 
-from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
+from django_redislock import LockLost, LockTimeout, LockUnavailable, distributed_lock, held
 from tests.support.faults import slack
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.celery.project.stage"]
+with_worker = pytest.mark.usefixtures("worker")
 
 
-@pytest.mark.usefixtures("worker")
+@pytest.fixture
+def busy(stage):
+    """A key whose lock is held by somebody else during the test."""
+    key = stage.key()
+    with distributed_lock(key):
+        yield key
+
+
+@with_worker
+@pytest.mark.proves("P7")
+def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock_however_it_was_published(stage):
+    key = stage.key()
+    first = stage.send("skipping", key, hold=True)
+    pid = stage.wait_for(key, "start")["pid"]
+    second = stage.result(stage.app.send_task(stage.task("skipping").name, (key,)))
+    stage.open_gate(key)
+    host_and_pid, task_id = second.pop("holder").split()
+    assert second == {"skipped": "busy", "lock": key}
+    assert task_id == first.id
+    assert host_and_pid.endswith(f":{pid}")
+    assert stage.result(first) == f"did {key}"
+    assert stage.count(key, "start") == 1
+
+
+@with_worker
+def test_a_plain_task_owns_the_lock_that_its_body_takes(stage):
+    key = stage.key()
+    sent = stage.send("plain", key, hold=True)
+    stage.wait_for(key, "start")
+    lock = held.get(key)
+    assert lock.owner.task == stage.task("plain").name
+    with pytest.raises(LockTimeout, match=sent.id):
+        distributed_lock(key, wait=0).__enter__()
+    stage.open_gate(key)
+    stage.result(sent)
+
+
+@with_worker
+@pytest.mark.row("retry-raise")
+def test_raise_and_autoretry_run_it_when_the_lock_is_free_and_max_retries_counts(stage):
+    key = stage.key()
+    first = stage.send("skipping", key, hold=True)
+    stage.wait_for(key, "start")
+    others = [stage.send("insisting", key) for _ in range(2)]
+    with pytest.raises(LockTimeout) as raised:
+        stage.result(stage.send("resigning", key))
+    assert raised.value.name == key
+    stage.open_gate(key)
+    assert [stage.result(one) for one in (first, *others)] == [f"did {key}"] * 3
+    assert [event["event"] for event in stage.events(key)] == ["start", "end"] * 3
+
+
+@with_worker
+@pytest.mark.proves("P7")
+def test_what_depends_on_a_skipped_member_goes_on(stage, busy):
+    skipping, collect, append = map(stage.task, ("skipping", "collect", "append"))
+    free = skipping.s(stage.key())
+    in_chord = chord([skipping.s(stage.key()), skipping.s(busy), free])(collect.s())
+    in_chain = chain(skipping.s(busy), append.s("more"))()
+    in_group = group(skipping.s(busy), skipping.s(stage.key()))()
+    called = collect.s().set(task_id=stage.key())
+    skipping.apply_async((busy,), link=called)
+
+    first, second, third = stage.result(in_chord)
+    assert (first[:4], second["skipped"], third[:4]) == ("did ", "busy", "did ")
+    skipped, more = stage.result(in_chain)
+    assert (skipped["skipped"], more) == ("busy", "more")
+    skipped, ran = stage.result(in_group)
+    assert (skipped["skipped"], ran[:4]) == ("busy", "did ")
+    assert stage.result(stage.app.AsyncResult(called.options["task_id"]))["skipped"] == "busy"
+
+
+@with_worker
 @pytest.mark.parametrize("by", ["", "run"])
 def test_a_task_that_calls_itself_is_no_other_delivery_of_its_message(stage, by):
     key = stage.key()
@@ -20,107 +94,116 @@ def test_a_task_that_calls_itself_is_no_other_delivery_of_its_message(stage, by)
     assert stage.count(key, "start") == 1
 
 
-@pytest.mark.usefixtures("worker")
+def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage):
+    own_stage.start(worker_deduplicate_successful_tasks=True, task_acks_late=True)
+    key = own_stage.key()
+    first = own_stage.send("skipping", key, hold=True)
+    own_stage.wait_for(key, "start")
+    second = own_stage.send("skipping", key)
+    own_stage.open_gate(key)
+    assert own_stage.result(first) == f"did {key}"
+    assert own_stage.result(second)
+    assert own_stage.result(own_stage.send("skipping", key)) == f"did {key}"
+
+
+def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(own_stage):
+    own_stage.start(task_track_started=True, pool="threads", concurrency=2)
+    key = own_stage.key()
+    with distributed_lock(key):
+        sent = own_stage.send("retrying", key, hold=True)
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
+        assert sent.state == "PENDING"
+    pid = own_stage.wait_for(key, "start")["pid"]
+    assert (sent.state, sent.info["pid"]) == ("STARTED", pid)
+    own_stage.open_gate(key)
+    assert own_stage.result(sent) == f"did {key}"
+
+
+@with_worker
+@pytest.mark.proves("P5")
+def test_a_loss_calls_on_lost_and_with_abort_on_lost_ends_the_body_as_the_result_says(stage):
+    key = stage.key()
+    sent = stage.send("aborting", key)
+    stage.wait_for(key, "start")
+    lock = held.get(key)
+    assert held.force_release(key, lock.id, by="a test")
+    assert stage.wait_for(key, "lost")["reason"] == "forced"
+    stage.open_gate(key)
+    with pytest.raises(LockLost) as lost:
+        stage.result(sent)
+    assert (lost.value.name, lost.value.reason) == (key, "forced")
+    assert stage.count(key, "step") == 0
+
+
+@with_worker
+def test_a_run_goes_on_with_the_lease_that_was_handed_over(stage):
+    key = stage.key()
+    with distributed_lock(key) as lease:
+        run = stage.send("retrying", key, hold=True, baton=lease.hand_over())
+        stage.wait_for(key, "start")
+        with pytest.raises(LockTimeout):
+            distributed_lock(key, wait=0).__enter__()
+    stage.open_gate(key)
+    assert stage.result(run) == f"did {key}"
+
+
+@with_worker
 class TestRetry:
     """on_conflict="retry": the run comes back, under the same id, and then has its result."""
 
     @pytest.fixture
-    def busy_with(self, stage):
-        """A key, and the run that holds its lock until the gate is opened."""
+    def held_key(self, stage):
+        """A key, whose lock a run holds until the gate is opened."""
         key = stage.key()
-        holder = stage.send("retrying", key, hold=True)
+        stage.send("retrying", key, hold=True)
         stage.wait_for(key, "start")
-        return key, holder
+        return key
 
     @pytest.mark.row("retry")
-    def test_it_runs_when_the_lock_is_free(self, stage, busy_with):
-        key, holder = busy_with
-        second = stage.send("retrying", key)
-        stage.wait_for_log(f"[{second.id}]: lock {key!r} is busy", 2)
-        assert second.state == "PENDING"
-        stage.open_gate(key)
-        assert stage.result(second) == f"did {key}"
-        assert stage.result(holder) == f"did {key}"
-        assert stage.count(key, "start") == 2
-
     @pytest.mark.row("canvas-retry")
-    def test_a_chord_waits_for_a_member_that_was_put_off(self, stage, busy_with):
-        key, _ = busy_with
-        retrying = stage.task("retrying")
-        body = chord([retrying.s(stage.key()), retrying.s(key)])(stage.task("collect").s())
-        stage.wait_for_log(f"[{body.parent.results[1].id}]: lock {key!r} is busy")
-        stage.open_gate(key)
-        assert stage.result(body)[1] == f"did {key}"
-
-    @pytest.mark.row("canvas-retry")
-    def test_so_does_a_chain_and_its_error_callback_stays_silent(self, stage, busy_with):
-        key, _ = busy_with
-        error = stage.task("collect").si("error").set(task_id=stage.key())
-        first = stage.task("retrying").s(key).on_error(error)
-        end = chain(first, stage.task("append").s("more"))()
-        stage.wait_for_log(f"[{end.parent.id}]: lock {key!r} is busy")
-        stage.open_gate(key)
-        assert stage.result(end) == [f"did {key}", "more"]
+    def test_it_runs_when_the_lock_is_free_and_a_canvas_waits_for_it(self, stage, held_key):
+        retrying, collect, append = map(stage.task, ("retrying", "collect", "append"))
+        alone = retrying.delay(held_key)
+        in_chord = chord([retrying.s(stage.key()), retrying.s(held_key)])(collect.s())
+        error = collect.si("error").set(task_id=stage.key())
+        in_chain = chain(retrying.s(held_key).on_error(error), append.s("more"))()
+        for call, times in ((alone, 2), (in_chord.parent.results[1], 1), (in_chain.parent, 1)):
+            stage.wait_for_log(f"[{call.id}]: lock {held_key!r} is busy", times)
+            assert call.state == "PENDING"
+        stage.open_gate(held_key)
+        assert stage.result(alone) == stage.result(in_chord)[1] == f"did {held_key}"
+        assert stage.result(in_chain) == [f"did {held_key}", "more"]
         assert stage.app.AsyncResult(error.options["task_id"]).state == "PENDING"
+        assert stage.count(held_key, "start") == 4
 
     @pytest.mark.row("retry-items")
-    @pytest.mark.parametrize("how", ["map", "chunks"])
-    def test_the_items_of_one_message_wait_for_their_turn_in_its_slot(self, stage, busy_with, how):
-        key, _ = busy_with
+    def test_the_items_of_one_message_wait_for_their_turn_in_its_slot(self, stage, held_key):
         task = stage.task("queued_retrying")
-        items = task.map([key, key]) if how == "map" else task.chunks([(key,), (key,)], 2)
-        sent = items.apply_async()
-        stage.wait_for_waiter(key)
-        stage.open_gate(key)
-        results = stage.result(sent)
-        assert (results if how == "map" else results[0]) == [f"did {key}"] * 2
+        chunks = task.chunks([(held_key,), (held_key,)], 2).apply_async()
+        mapped = task.map([held_key, held_key]).apply_async()
+        stage.wait_for_waiter(held_key)
+        stage.open_gate(held_key)
+        results = [*stage.result(mapped), *stage.result(chunks)[0]]
+        assert results == [f"did {held_key}"] * 4
         (worker,) = stage.workers
         assert "is an item of celery." in worker.log
 
     @pytest.mark.proves("P7")
     @pytest.mark.row("retry-deadline")
-    def test_after_conflict_deadline_it_is_skipped(self, stage):
-        key = stage.key()
-        with distributed_lock(key):
-            result = stage.result(stage.send("hurried", key))
-        assert result["skipped"] == "busy"
-        assert stage.events(key) == []
-
-    @pytest.mark.proves("P7")
-    @pytest.mark.row("retry-deadline")
-    def test_the_time_of_a_pause_does_not_count_for_conflict_deadline(self, stage):
-        key = stage.key()
-        held.pause(key, 60, by="an operator")
-        sent = stage.send("hurried", key)  # Its conflict_deadline is a second.
-        stage.wait_for_log(f"[{sent.id}]: lock {key!r} is paused", 4)
-        held.resume(key)
-        assert stage.result(sent) == f"did {key}"
-
-    def test_what_the_caller_asked_for_comes_along(self, stage):
-        key = stage.key()
-        with distributed_lock(key):
-            sent = stage.task("retrying").apply_async(
-                (key,),
-                {"tags": {"a", "b"}, "hold": False},
-                serializer="sets",
-                expires=60,
-                priority=3,
-                time_limit=50,
-                soft_time_limit=40,
-                headers={"origin-of": "tests"},
-            )
-            stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 2)
-        request = stage.wait_for(key, "request")
-        stage.result(sent)
-        assert request["priority"] == 3
-        assert request["timelimit"] == [50, 40]
-        assert request["expires"]
-        assert request["headers"]["origin-of"] == "tests"
-        assert request["tags"] == ["a", "b"]
-        assert request["retries"] == 0
+    def test_after_conflict_deadline_it_is_skipped_but_the_time_of_a_pause_does_not_count(
+        self, stage, busy
+    ):
+        paused = stage.key()
+        held.pause(paused, 60, by="an operator")
+        sent = stage.send("hurried", paused)  # Its conflict_deadline is a second.
+        assert stage.result(stage.send("hurried", busy))["skipped"] == "busy"
+        assert stage.events(busy) == []
+        stage.wait_for_log(f"[{sent.id}]: lock {paused!r} is paused", 4)
+        held.resume(paused)
+        assert stage.result(sent) == f"did {paused}"
 
 
-@pytest.mark.usefixtures("worker")
+@with_worker
 class TestWait:
     """on_conflict="wait": the run stands in the lock's queue, in its worker slot."""
 
@@ -137,10 +220,8 @@ class TestWait:
         assert start["time"] - end["time"] < 1 + slack()
 
     @pytest.mark.row("wait-skip")
-    def test_when_the_wait_runs_out_it_is_skipped(self, stage):
-        key = stage.key()
-        with distributed_lock(key):
-            assert stage.result(stage.send("impatient", key))["skipped"] == "busy"
+    def test_when_the_wait_runs_out_it_is_skipped(self, stage, busy):
+        assert stage.result(stage.send("impatient", busy))["skipped"] == "busy"
 
     @pytest.mark.row("wait-duplicate")
     def test_a_duplicate_that_waits_for_its_first_delivery_does_not_run_after_it(self, stage):
@@ -156,94 +237,95 @@ class TestWait:
         assert stage.count(key, "start") == 1
 
 
-@pytest.mark.usefixtures("worker")
-class TestOthers:
-    """on_conflict as a function; once."""
-
-    @pytest.mark.row("callable")
-    def test_a_function_gives_the_result(self, stage):
-        key = stage.key()
-        with distributed_lock(key) as lease:
-            result = stage.result(stage.send("answering", key, seconds=7))
-        assert result == {"key": key, "sorry": {"seconds": 7}, "holder": str(lease.owner)}
-
-    @pytest.mark.row("callable-retry")
-    def test_a_function_that_retries_is_asked_each_time_until_max_retries(self, stage):
-        key = stage.key()
-        with distributed_lock(key), pytest.raises(MaxRetriesExceededError):
+@with_worker
+@pytest.mark.row("callable")
+@pytest.mark.row("callable-retry")
+def test_a_function_gives_the_result_or_retries_and_is_asked_each_time_until_max_retries(stage):
+    key = stage.key()
+    with distributed_lock(key) as lease:
+        result = stage.result(stage.send("answering", key, seconds=7))
+        with pytest.raises(MaxRetriesExceededError):
             stage.result(stage.send("pleading", key))
-        assert [event["retries"] for event in stage.events(key, "conflict")] == [0, 1, 2]
+    assert result == {"key": key, "sorry": {"seconds": 7}, "holder": str(lease.owner)}
+    assert [event["retries"] for event in stage.events(key, "conflict")] == [0, 1, 2]
 
-    @pytest.mark.row("once")
-    def test_what_is_done_once_is_skipped_and_a_failure_is_not_done(self, stage):
-        key = stage.key()
-        with pytest.raises(ValueError, match="as asked"):
-            stage.result(stage.send("once", key, fail=True))
-        first = stage.send("once", key)
-        assert stage.result(first) == f"did {key}"
-        result = stage.result(stage.send("once", key))
-        assert (result["skipped"], result["lock"]) == ("done", key)
-        assert result["by"].endswith(first.id)
+
+@with_worker
+@pytest.mark.row("once")
+def test_what_is_done_once_is_skipped_and_a_failure_is_not_done(stage):
+    key = stage.key()
+    with pytest.raises(ValueError, match="as asked"):
+        stage.result(stage.send("once", key, fail=True))
+    first = stage.send("once", key)
+    assert stage.result(first) == f"did {key}"
+    result = stage.result(stage.send("once", key))
+    assert (result["skipped"], result["lock"]) == ("done", key)
+    assert result["by"].endswith(first.id)
 
 
 @pytest.mark.slow
-class TestUnavailable:
-    """The lock server does not answer; the broker does."""
+@pytest.mark.row("unavailable-raise")
+@pytest.mark.row("unavailable-run")
+@pytest.mark.row("unavailable-retry")
+@pytest.mark.row("unavailable-release")
+def test_while_the_lock_server_does_not_answer_but_the_broker_does(own_stage, make_server):
+    stage, server = own_stage, make_server()
+    stage.redislock["default"]["LOCATION"] = server.url
+    stage.start(pool="threads", concurrency=2)
+    server.stop()
 
-    @pytest.fixture
-    def lock_server(self, own_stage, make_server):
-        """The server of the locks alone, stopped."""
-        server = make_server()
-        own_stage.redislock["default"]["LOCATION"] = server.url
-        own_stage.start(pool="threads", concurrency=2)
-        server.stop()
-        return server
-
-    @pytest.mark.row("unavailable-raise")
-    def test_by_default_the_task_fails_and_its_body_does_not_run(self, own_stage, lock_server):
-        key = own_stage.key()
-        with pytest.raises(LockUnavailable):
-            own_stage.result(own_stage.send("skipping", key))
-        assert own_stage.events(key) == []
-
-    @pytest.mark.row("unavailable-retry")
-    def test_with_retry_it_runs_when_the_server_is_back(self, own_stage, lock_server):
-        key = own_stage.key()
-        sent = own_stage.send("hopeful", key)
-        own_stage.wait_for_log(f"[{sent.id}]: Lock {key!r} is unavailable")
-        assert own_stage.events(key) == []
-        lock_server.start()
-        assert own_stage.result(sent) == f"did {key}"
-
-    @pytest.mark.row("unavailable-run")
-    def test_with_run_it_runs_and_says_so_loudly(self, own_stage, lock_server):
-        key = own_stage.key()
-        sent = own_stage.send("careless", key)
-        assert own_stage.result(sent) == f"did {key}"
-        assert own_stage.events(key, "start")[0]["fence"] is None
-        own_stage.wait_for_log(f"[{sent.id}] runs WITHOUT its lock")
-        assert "ERROR" in own_stage.workers[0].log
-
-    @pytest.mark.row("unavailable-release")
-    def test_if_it_is_gone_when_the_body_ends_the_result_is_kept(self, own_stage, lock_server):
-        lock_server.start()
-        key = own_stage.key()
-        sent = own_stage.send("lasting", key, hold=True)  # It is to end while its lease lasts.
-        own_stage.wait_for(key, "start")
-        lock_server.stop()
-        own_stage.open_gate(key)
-        assert own_stage.result(sent) == f"did {key}"
-        own_stage.wait_for_log(f"Left the block of lock {key!r}")
-        assert "ERROR" in own_stage.workers[0].log
-
-
-@pytest.mark.usefixtures("worker")
-def test_a_run_goes_on_with_the_lease_that_was_handed_over(stage):
     key = stage.key()
-    with distributed_lock(key) as lease:
-        run = stage.send("retrying", key, hold=True, baton=lease.hand_over())
-        stage.wait_for(key, "start")
-        with pytest.raises(LockTimeout):
-            distributed_lock(key, wait=0).__enter__()
+    with pytest.raises(LockUnavailable):  # By default.
+        stage.result(stage.send("skipping", key))
+    assert stage.events(key) == []
+
+    sent = stage.send("careless", key)
+    assert stage.result(sent) == f"did {key}"
+    assert stage.events(key, "start")[0]["fence"] is None
+    stage.wait_for_log(f"[{sent.id}] runs WITHOUT its lock")
+    assert "ERROR" in stage.workers[0].log
+
+    key = stage.key()
+    sent = stage.send("hopeful", key)
+    stage.wait_for_log(f"[{sent.id}]: Lock {key!r} is unavailable")
+    assert stage.events(key) == []
+    server.start()
+    assert stage.result(sent) == f"did {key}"
+
+    key = stage.key()
+    sent = stage.send("lasting", key, hold=True)  # It is to end while its lease lasts.
+    stage.wait_for(key, "start")
+    server.stop()
     stage.open_gate(key)
-    assert stage.result(run) == f"did {key}"
+    assert stage.result(sent) == f"did {key}"
+    stage.wait_for_log(f"Left the block of lock {key!r}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.row("two-beats")
+def test_of_two_beats_with_clocks_that_differ_one_draws_at_each_noon(own_stage, tmp_path):
+    """Two servers with a scheduler each: the same job twice, at what both believe to be noon."""
+    every = 9.0  # Seconds between two noons; min_hold is 5, so a busy machine may be late by 4.
+    key = own_stage.key()
+    for late in (0.0, 0.3):
+        own_stage.start(
+            *("--beat", "--schedule", str(tmp_path / f"schedule-{late}")),
+            ready=False,
+            noon={"key": key, "every": every, "late": late},
+        )
+    workers = own_stage.workers
+    for worker in workers:
+        worker.wait_ready()
+
+    def sent_by_all():
+        return all(worker.log.count("Sending due task noon") >= 2 for worker in workers)
+
+    wait_until(sent_by_all, 60, "two noons have passed", every=0.05)
+    own_stage.wait_for(key, "draw", 2)
+    own_stage.wait_until_idle()
+    for worker in workers:
+        worker.kill()
+    noons = [int(draw["time"] // every) for draw in own_stage.events(key, "draw")]
+    assert len(noons) >= 2
+    assert noons == list(range(noons[0], noons[0] + len(noons)))

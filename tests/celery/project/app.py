@@ -1,16 +1,13 @@
 """The application, in a worker (``celery -A tests.celery.project.app``) and in the test."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
 from contextvars import ContextVar
-from typing import Any
 
 from billiard.pool import TimeoutHandler
 from celery import Celery, signals
-from celery.schedules import crontab, schedule
+from celery.schedules import schedule
 from kombu.serialization import register
 
 # A serializer of the project's own: JSON that knows sets.
@@ -42,7 +39,7 @@ def lock_in_parent(key):
     """Let the worker itself hold the lock *key* before it forks its children."""
 
     @signals.worker_init.connect(weak=False)
-    def hold(**kwargs: Any) -> None:
+    def hold(**kwargs):
         from django_redislock import distributed_lock
 
         lock = distributed_lock(key, ttl=6)
@@ -64,7 +61,7 @@ class OfTenants(Celery):
 
 
 @signals.task_prerun.connect(weak=False)
-def enter_schema(task: Any, **kwargs: Any) -> None:
+def enter_schema(task, **kwargs):
     """Run a task in the schema of its caller."""
     schema.set((task.request.headers or {}).get("_schema_name", "public"))
 
@@ -87,7 +84,6 @@ def give_time_to_end():
 def make_app(conf):
     """Make an application with the tasks of the tests; *conf* says where the broker is."""
     conf = dict(conf)
-    minute = conf.pop("minute", None)
     noon, held_by_parent = conf.pop("noon", None), conf.pop("held_by_parent", None)
     kind = OfTenants if conf.pop("of_tenants", False) else Celery
     app = kind("tests", set_as_current=False)
@@ -107,8 +103,6 @@ def make_app(conf):
             "schedule": at,
         }
         app.conf.beat_schedule = {"noon": entry}
-    if minute:
-        app.conf.beat_schedule = {"minute": {"task": "look", "schedule": crontab(minute)}}
     if held_by_parent:
         lock_in_parent(held_by_parent)
     return app

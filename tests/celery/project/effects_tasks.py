@@ -1,11 +1,7 @@
 """A task that writes to the default database, for workers with effects_settings.py."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
-from celery import Task
 from django.db import connection
 from django.db.backends.signals import connection_created
 
@@ -17,18 +13,17 @@ from tests.effects.models import Entry
 
 
 def write(key, **how):
-    """The body: write one line, and then do as asked."""
-    lease = current_lease()
-    Entry.objects.create(fence=lease.fence)
+    """Write one line, and then do as asked."""
+    Entry.objects.create(fence=current_lease().fence)
     return work(key, **how)
 
 
 @single_instance_task(key="{key}", atomic=True, acks_late=True, ttl=6)
-def draw(key: str, **how: Any) -> str:
-    """Write one line, and then do as asked."""
+def draw(key, **how):
     return write(key, **how)
 
 
+# The options of docs/getting-started.md.
 @single_instance_task(
     key="{key}",
     ttl=6,
@@ -38,20 +33,19 @@ def draw(key: str, **how: Any) -> str:
     acks_late=True,
     reject_on_worker_lost=True,
 )
-def draw_at_noon(key: str, **how: Any) -> str:
-    """The same with the options of docs/getting-started.md."""
+def draw_at_noon(key, **how):
     return write(key, **how)
 
 
 @single_instance_task(key="{key}", atomic=True, bind=True, ttl=6)
-def draw_and_go_on(self: Task, key: str) -> Any:
+def draw_and_go_on(self, key):
     """Write one line, and let another task do the rest."""
     Entry.objects.create(fence=1)
     raise self.replace(count.si(key))
 
 
 @single_instance_task(key="{key}")
-def count(key: str) -> int:
+def count(key):
     """Count the lines, under the same lock."""
     return Entry.objects.count()
 

@@ -28,37 +28,23 @@ from tests.support.waiting import HUNG, wait_until
 DATABASES = 1000  # Of the server; each stage takes one that nobody has used.
 
 
-class Worker:
-    """A ``celery worker`` process with its children."""
+class Program:
+    """A ``celery`` process with the application of a stage, and what it has written."""
 
-    def __init__(
-        self,
-        stage,
-        *options,
-        pool="solo",
-        concurrency=1,
-        settings="tests.settings",
-        package="",
-        **conf,
-    ):
+    def __init__(self, stage, *command, environment, redislock=None, forked=True, **conf):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
-        self.name = f"worker-{uuid.uuid4().hex[:8]}"
-        environment = environment_for(settings, package=package) | {
+        environment = environment | {
             "TESTS_CELERY": json.dumps({**stage.conf, **conf}),
-            "TESTS_REDISLOCK": json.dumps(stage.redislock),
+            "TESTS_REDISLOCK": json.dumps(redislock or stage.redislock),
             "TESTS_JOURNAL": stage.url,
         }
-        command = ["-A", "tests.celery.project.app", "worker"]
-        command += ["--hostname", f"{self.name}@%h", "--loglevel", "INFO"]
-        command += ["--pool", pool, "--concurrency", str(concurrency)]
-        command += ["--without-gossip", "--without-mingle", "--without-heartbeat", *options]
         with Path(os.devnull).open() as nothing:
             self.process = start_python(
                 "celery.__main__:main",
-                *command,
+                *("-A", "tests.celery.project.app", *command, "--loglevel", "INFO"),
                 files=(nothing.fileno(), self._log.fileno(), self._log.fileno()),
                 environment=environment,
-                forked=pool not in {"gevent", "eventlet"},  # They replace what others import.
+                forked=forked,
                 start_new_session=True,  # So that kill() reaches the children too.
             )
 
@@ -69,21 +55,11 @@ class Worker:
 
     @property
     def log(self):
-        """All that worker and children wrote."""
+        """All that it and its children wrote."""
         return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
 
-    def wait_ready(self, timeout=HUNG):
-        """Return once it consumes its queues."""
-
-        def ready():
-            assert self.process.poll() is None, f"the worker ended\n{self.log}"
-            return " ready." in self.log
-
-        wait_until(ready, timeout, "the worker is ready", every=0.02)
-        return self
-
     def signal(self, number):
-        """Send a signal to the worker itself: TERM ends it warm, QUIT cold."""
+        """Send a signal to the process itself: TERM ends a worker warm, QUIT cold."""
         self.process.send_signal(number)
 
     def wait(self, timeout=HUNG):
@@ -102,6 +78,38 @@ class Worker:
             os.killpg(self.pid, signal.SIGKILL)  # Its children too, also when it has ended itself.
         self.process.wait(HUNG)
         self._log.close()
+
+
+class Worker(Program):
+    """A ``celery worker`` process with its children."""
+
+    def __init__(
+        self,
+        stage,
+        *options,
+        pool="solo",
+        concurrency=1,
+        settings="tests.settings",
+        package="",
+        **conf,
+    ):
+        command = ["worker", "--hostname", f"worker-{uuid.uuid4().hex[:8]}@%h"]
+        command += ["--pool", pool, "--concurrency", str(concurrency)]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        environment = environment_for(settings, package=package)
+        # The last two replace what others import.
+        forked = pool not in {"gevent", "eventlet"}
+        super().__init__(stage, *command, *options, environment=environment, forked=forked, **conf)
+
+    def wait_ready(self, timeout=HUNG):
+        """Return once it consumes its queues."""
+
+        def ready():
+            assert self.process.poll() is None, f"the worker ended\n{self.log}"
+            return " ready." in self.log
+
+        wait_until(ready, timeout, "the worker is ready", every=0.02)
+        return self
 
 
 class Stage:
@@ -131,6 +139,15 @@ class Stage:
     def app(self):
         """The application as the publisher's process has it."""
         return make_app(self.conf)
+
+    def configure(self, **conf):
+        """Change the configuration of the application, and of workers to come."""
+        self.conf |= conf
+        self.app.conf.update(conf)
+
+    def use_broker(self, broker, **conf):
+        """Publish to RabbitMQ, in a queue of our own."""
+        self.configure(broker_url=broker.url, task_default_queue=self.key(), **conf)
 
     def start(self, *options, ready=True, **how):
         """Start a worker; see Worker."""

@@ -3,13 +3,10 @@
 All take a *key*, which is the name of their lock, so that tests do not meet.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from types import FunctionType
-from typing import Any
 
 from celery import Task, current_task, group, shared_task
 from celery.exceptions import Ignore, Reject
@@ -53,19 +50,58 @@ def work(key, *, hold=False, seconds=0.0, fail=False):
 
 
 def do_work(key, **how):
-    """The body of most tasks."""
     return work(key, **how)
 
 
-def working(name, *, body=do_work, **options):
+def working(name, body=do_work, **options):
     """A task of this name, under a lock with these options."""
     run = FunctionType(body.__code__, globals(), name, body.__defaults__)
+    run.__kwdefaults__ = body.__kwdefaults__
     run.__qualname__ = name
     return single_instance_task(**{"key": "{key}", **options})(run)
 
 
+def make(body=do_work, /, **tasks):
+    """Tasks with this body: their names, and the options of each."""
+    for name, options in tasks.items():
+        working(name, body, **options)
+
+
+# --- what most of the tests run -------------------------------------------------------------------
+
+LATE = {"acks_late": True}
+SHORT = {"ttl": 6}
+AUTORETRY = {"on_conflict": "raise", "autoretry_for": (LockTimeout,)}
+
+skipping = working("skipping")
+late = working("late", **LATE, **SHORT)
+make(
+    lengthy={**LATE, "ttl": 30},  # For the end of its lease nobody waits: what frees is a release.
+    lasting={**LATE, "ttl": 9},  # Outlasts a short visibility timeout by far.
+    brisk=SHORT,
+    brief=SHORT,  # Acknowledged when it starts, as is Celery's default.
+    rejecting={**LATE, **SHORT, "reject_on_worker_lost": True},
+    quiet={**LATE, "ignore_result": True},
+    insisting={**AUTORETRY, "retry_kwargs": {"countdown": 0.2, "max_retries": 100}},
+    resigning={**AUTORETRY, "retry_kwargs": {"countdown": 0.1, "max_retries": 2}},
+    retrying={"on_conflict": "retry"},
+    hurried={"on_conflict": "retry", "conflict_deadline": 1},
+    waiting={"on_conflict": "wait", "wait": 20},
+    impatient={"on_conflict": "wait", "wait": 0.2},
+    once={"once": 3600},
+    cooling={**LATE, "min_hold": 3600},
+    draw_late={**LATE, **SHORT, "min_hold": 30},
+    limited={**LATE, **SHORT, "limit": 3},
+    limited_cooling={"limit": 2, "min_hold": 3600},
+    sharing={"limit": 2, "on_conflict": "wait", "wait": 20},
+    sharing_impatiently={"limit": 2, "on_conflict": "wait", "wait": 2.5},
+    hopeful={"on_unavailable": "retry"},
+    careless={"on_unavailable": "run"},
+)
+
+
 @shared_task
-def plain(key: str, *, hold: bool = False) -> None:
+def plain(key, *, hold=False):
     """Take a lock by itself."""
     with distributed_lock(key):
         note(key, "start")
@@ -73,31 +109,85 @@ def plain(key: str, *, hold: bool = False) -> None:
             wait_at_gate(key)
 
 
-skipping = working("skipping")  # Skip when busy.
-# Skip when busy; acknowledged when it ends, so that it survives its worker.
-late = working("late", acks_late=True, ttl=6)
-# As late, with a lease for whose end nobody waits: what frees the lock is a release.
-lengthy = working("lengthy", acks_late=True, ttl=30)
-
-
-@single_instance_task(key="{key}", acks_late=True, ttl=6, bind=True)
-def calling_itself(self: Any, key: str, *, by: str) -> list[Any]:
+@single_instance_task(key="{key}", bind=True, **LATE, **SHORT)
+def calling_itself(self, key, *, by):
     """Call itself, by its name or by the attribute *by*."""
     note(key, "start")
     again = getattr(self, by) if by else self
     return [f"did {key}", again(key, by=by)]
 
 
-brisk = working("brisk", ttl=6)  # Skip when busy; its lease is short.
-brief = working("brief", ttl=6)  # As late, but acknowledged when it starts, as is Celery's default.
-# As late, with a lease that outlasts a short visibility timeout by far.
-lasting = working("lasting", acks_late=True, ttl=9)
-# As late, and back in the queue at once when its process dies.
-rejecting = working("rejecting", acks_late=True, ttl=6, reject_on_worker_lost=True)
+def answer(conflict):
+    """What answering says when busy."""
+    return {"sorry": conflict.kwargs, "key": conflict.args[0], "holder": conflict.holder}
+
+
+def ask_twice(conflict):
+    """Have Celery retry, twice; then this raises MaxRetriesExceededError."""
+    note(conflict.lock, "conflict", retries=conflict.task.request.retries)
+    raise conflict.task.retry(countdown=0.1, max_retries=2)
+
+
+make(answering={"on_conflict": answer}, pleading={"on_conflict": ask_twice})
+
+
+@single_instance_task(key="{key}", atomic=True, once="database", ignore_result=True, **LATE)
+def completing(key, *, hold=False):
+    """Succeed once and for all; with *hold*, stand still between the commit and the release."""
+
+    def stand_still():
+        note(key, "committed")
+        wait_at_gate(key)
+
+    if hold:
+        transaction.on_commit(stand_still)
+    return work(key)
+
+
+@single_instance_task(
+    limits=[Limit("{key}:{tenant}", lambda tenant: int(tenant[-1])), Limit("{key}", 3)],
+    on_conflict="retry",
+    **LATE,
+)
+def exporting(key, tenant, **how):
+    """Run as often at a time as the tenant's plan says, three times in all; come back when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=9, abort_on_lost=True)
+def aborting(key):
+    """Look at the lease between steps."""
+    lease = current_lease()
+    lease.on_lost(lambda lost: note(key, "lost", reason=lost.lost_reason))
+    note(key, "start")
+    wait_at_gate(key)
+    current_lease()
+    note(key, "step")
+    return f"did {key}"
+
+
+def draw(key, noon, seconds=0.02):
+    note(key, "draw", noon=noon)
+    time.sleep(seconds)
+    return noon
+
+
+make(draw, lottery={"min_hold": 4}, hasty_lottery={})
+
+
+# Beat sends it ten times a second. A result that Celery keeps unsubscribes in its destructor, where
+# Python would drop the SystemExit by which Celery ends a beat on SIGTERM.
+@single_instance_task(key="{key}", min_hold=5, ignore_result=True)
+def at_noon(key):
+    """Draw, at most every five seconds."""
+    note(key, "draw")
+
+
+# --- calls that end their process -----------------------------------------------------------------
 
 
 def end_as_told(key, *ends):
-    """The body of those below: each start ends as the next of *ends* says, or kills its process."""
+    """Each start ends as the next of *ends* says, or kills its process."""
     start = sum(b'"start"' in event for event in server().lrange(f"journal:{key}", 0, -1))
     note(key, "start")
     match [*ends, "kill"][min(start, len(ends))]:
@@ -116,36 +206,20 @@ def end_as_told(key, *ends):
 
 
 # What has the broker deliver a call again that has killed its process.
-AGAIN = {"key": "{key}", "acks_late": True, "reject_on_worker_lost": True, "ttl": 0.5}
-
-
-@single_instance_task(
-    **AGAIN,
-    give_up_after=3,
-    autoretry_for=(Exception,),
-    retry_kwargs={"countdown": 0, "max_retries": 5},
+AGAIN = {**LATE, "reject_on_worker_lost": True, "ttl": 0.5}
+TWICE = {**AGAIN, "give_up_after": 2}
+make(
+    end_as_told,
+    deadly={
+        **AGAIN,
+        "give_up_after": 3,
+        "autoretry_for": (Exception,),
+        "retry_kwargs": {"countdown": 0, "max_retries": 5},
+    },
+    deadly_limited={**TWICE, "limit": 2, "on_conflict": "retry", "unique_queued": True},
+    deadly_once={**AGAIN, "give_up_after": 1, "on_unavailable": "retry"},
+    overrunning={**TWICE, "acks_on_failure_or_timeout": False},
 )
-def deadly(key: str, *ends: str) -> str:
-    """Kill its process, three times at most."""
-    return end_as_told(key, *ends)
-
-
-@single_instance_task(**AGAIN, give_up_after=2, limit=2, on_conflict="retry", unique_queued=True)
-def deadly_limited(key: str, *ends: str) -> str:
-    """Kill its process, twice at most, with one of two permits."""
-    return end_as_told(key, *ends)
-
-
-@single_instance_task(**AGAIN, give_up_after=1, on_unavailable="retry")
-def deadly_once(key: str, *ends: str) -> str:
-    """Kill its process once."""
-    return end_as_told(key, *ends)
-
-
-@single_instance_task(**AGAIN, give_up_after=2, acks_on_failure_or_timeout=False)
-def overrunning(key: str) -> str:
-    """Go beyond its hard time limit, twice at most, and come back each time."""
-    return end_as_told(key, *["overrun"] * 10)
 
 
 def note_abandoned(name, **news):
@@ -157,140 +231,65 @@ if "TESTS_JOURNAL" in os.environ:  # Not in the tests' own process, which import
     signals.task_abandoned.connect(note_abandoned)
 
 
-quiet = working("quiet", ignore_result=True, acks_late=True)  # Has no result.
-raising = working("raising", on_conflict="raise")  # Fail when busy.
-# Fail when busy, and let Celery retry.
-insisting = working(
-    "insisting",
-    on_conflict="raise",
-    autoretry_for=(LockTimeout,),
-    retry_kwargs={"countdown": 0.2, "max_retries": 100},
+# --- one call in the queue ------------------------------------------------------------------------
+
+QUEUED = {"unique_queued": True}
+QUEUED_RETRYING = {**QUEUED, "on_conflict": "retry"}
+NEWEST = {"unique_queued": "newest"}
+NEWEST_RETRYING = {**NEWEST, "on_conflict": "retry"}
+
+
+def wait_for_leave(conflict):
+    """Note the conflict, and return when the gate is opened."""
+    note(conflict.lock, "conflict")
+    wait_at_gate(conflict.lock)
+    return "skipped"
+
+
+def ends_by(error):
+    """A class of tasks that end before their run."""
+
+    def before_start(self, *args):
+        raise error
+
+    return type("Ending", (Task,), {"before_start": before_start})
+
+
+class Answering(Task):
+    """Has its result before its run."""
+
+    def __call__(self, *args, **kwargs):
+        """Called by Celery."""
+        return "answered"
+
+
+Refusing = ends_by(ValueError("as asked"))
+Exiting = ends_by(SystemExit())
+make(
+    queued=QUEUED,
+    queued_quiet={**QUEUED, "ignore_result": True},
+    queued_briefly={**QUEUED, "queued_ttl": 6},
+    queued_perishable={**QUEUED, "expires": 6},
+    queued_retrying={**QUEUED_RETRYING, **LATE},
+    queued_retrying_briefly={**QUEUED_RETRYING, "queued_ttl": 10},
+    queued_hurried={**QUEUED_RETRYING, "conflict_deadline": 6},
+    queued_waiting={**QUEUED, "on_conflict": "wait", "wait": 20},
+    queued_impatient={**QUEUED, "on_conflict": "wait", "wait": 0.2},
+    queued_raising={**QUEUED, "on_conflict": "raise"},
+    queued_hopeful={**QUEUED, "on_unavailable": "retry"},
+    queued_leaving={**QUEUED, "on_conflict": wait_for_leave},
+    queued_refusing={**QUEUED, "base": Refusing},
+    queued_ignoring={**QUEUED, "base": ends_by(Ignore())},
+    # Too late for another delivery, without acks_late.
+    queued_rejecting={**QUEUED, "base": ends_by(Reject("as asked", requeue=True))},
+    queued_exiting={**QUEUED, "base": Exiting},
+    queued_exiting_late={**QUEUED, "base": Exiting, **LATE},
+    queued_answering={**QUEUED, "base": Answering},
 )
-# Fail when busy, and let Celery retry twice.
-resigning = working(
-    "resigning",
-    on_conflict="raise",
-    autoretry_for=(LockTimeout,),
-    retry_kwargs={"countdown": 0.1, "max_retries": 2},
-)
 
 
-@single_instance_task(key="{key}", on_conflict="retry", bind=True)
-def retrying(self: Task, key: str, tags: frozenset[str] = frozenset(), **how: Any) -> str:
-    """Come back when busy; tell how the message came."""
-    request = self.request
-    note(
-        key,
-        "request",
-        tags=sorted(tags),
-        priority=request.delivery_info["priority"],
-        timelimit=request.timelimit,
-        expires=request.expires,
-        headers=request.headers,
-        retries=request.retries,
-    )
-    return work(key, **how)
-
-
-# Come back when busy, for a second.
-hurried = working("hurried", on_conflict="retry", conflict_deadline=1)
-waiting = working("waiting", on_conflict="wait", wait=20)  # Wait when busy.
-impatient = working("impatient", on_conflict="wait", wait=0.2)  # Wait a moment when busy.
-
-
-def answer(conflict):
-    """What answering says when busy."""
-    return {"sorry": conflict.kwargs, "key": conflict.args[0], "holder": conflict.holder}
-
-
-answering = working("answering", on_conflict=answer)  # Call a function when busy.
-
-
-def ask_again(conflict):
-    """Have Celery retry, twice; then this raises MaxRetriesExceededError."""
-    note(conflict.lock, "conflict", retries=conflict.task.request.retries)
-    raise conflict.task.retry(countdown=0.1, max_retries=2)
-
-
-pleading = working("pleading", on_conflict=ask_again)  # Call a function when busy, which retries.
-once = working("once", once=3600)  # Succeed once.
-
-
-@single_instance_task(key="{key}", atomic=True, once="database", acks_late=True, ignore_result=True)
-def completing(key: str, *, hold: bool = False) -> str:
-    """Succeed once and for all; with *hold*, stand still between the commit and the release."""
-
-    def stand_still():
-        note(key, "committed")
-        wait_at_gate(key)
-
-    if hold:
-        transaction.on_commit(stand_still)
-    return work(key)
-
-
-cooling = working("cooling", min_hold=3600, acks_late=True)  # Keep the lock after a success.
-limited = working("limited", limit=3, ttl=6, acks_late=True)  # Run three times at a time.
-# Run twice at a time; keep the permit after a success.
-limited_cooling = working("limited_cooling", limit=2, min_hold=3600)
-
-
-@single_instance_task(
-    limits=[Limit("{key}:{tenant}", lambda tenant: int(tenant[-1])), Limit("{key}", 3)],
-    on_conflict="retry",
-    acks_late=True,
-    bind=True,
-)
-def exporting(self: Task, key: str, tenant: str, **how: Any) -> str:
-    """Run as often at a time as the tenant's plan says, three times in all; come back when busy."""
-    return work(key, **how)
-
-
-# Run twice at a time; wait when both permits are taken.
-sharing = working("sharing", limit=2, on_conflict="wait", wait=20)
-# Run twice at a time; wait a while when both permits are taken.
-sharing_impatiently = working("sharing_impatiently", limit=2, on_conflict="wait", wait=2.5)
-queued = working("queued", unique_queued=True)  # Wait in the queue once.
-
-
-@single_instance_task(key="{key}", unique_queued="newest", on_conflict="retry")
-def queued_of_tenant(key: str, what: str) -> str:
-    """Wait in the queue once, with what the last call says, and say in which schema it runs."""
-    note(key, "what", what=what, schema=schema.get())
-    return f"did {key}"
-
-
-def key_in_schema(key, what):
-    """A key for each tenant."""
-    return f"{schema.get()}:{key}"
-
-
-@single_instance_task(key=key_in_schema, unique_queued="newest", on_conflict="retry")
-def queued_in_schema(key: str, what: str) -> str:
-    """As queued_of_tenant, with a lock for each tenant."""
-    return str(queued_of_tenant.run.unguarded(key, what))
-
-
-# Wait in the queue once, and have no result.
-queued_quiet = working("queued_quiet", unique_queued=True, ignore_result=True)
-
-
-@single_instance_task(
-    key="{key}",
-    unique_queued="newest",
-    on_conflict="retry",
-    acks_late=True,
-    ttl=6,
-)
-def queued_newest(
-    key: str,
-    what: str,
-    *,
-    fail: bool = False,
-    reject: bool = False,
-    crash: bool = False,
-    **how: Any,
-) -> str:
+@single_instance_task(key="{key}", **NEWEST_RETRYING, **LATE, **SHORT)
+def queued_newest(key, what, *, fail=False, reject=False, crash=False, **how):
     """Wait in the queue once, and run with what the last call says."""
     request = queued_newest.request
     shown = request.argsrepr, request.kwargsrepr
@@ -305,31 +304,10 @@ def queued_newest(
     return result
 
 
-def note_what(key, what):
-    """The body of those below: note what it was called with."""
-    note(key, "what", what=what)
-    return work(key)
-
-
-# As queued_newest, but wait in the worker when busy.
-queued_newest_waiting = working(
-    "queued_newest_waiting",
-    unique_queued="newest",
-    on_conflict="wait",
-    wait=60,
-    acks_late=True,
-    body=note_what,
-)
-# As queued_newest, but have Celery retry when busy, or without Redis.
-queued_newest_raising = working(
-    "queued_newest_raising",
-    unique_queued="newest",
-    on_conflict="raise",
-    autoretry_for=(LockTimeout, LockUnavailable),
-    retry_kwargs={"countdown": 0.1, "max_retries": None},
-    acks_late=True,
-    body=note_what,
-)
+def note_what(key, what, hold=False):
+    """Note what it was called with."""
+    note(key, "what", what=what, schema=schema.get())
+    return work(key, hold=hold)
 
 
 def plead(conflict):
@@ -337,58 +315,49 @@ def plead(conflict):
     raise conflict.task.retry(countdown=0.1, max_retries=None)
 
 
-# As queued_newest, but call a function when busy, which retries.
-queued_newest_pleading = working(
-    "queued_newest_pleading", unique_queued="newest", on_conflict=plead, body=note_what
-)
+def key_in_schema(key, what, hold=False):
+    """A key for each tenant."""
+    return f"{schema.get()}:{key}"
 
 
-def wait_for_leave(conflict):
-    """Note the conflict, and return when the gate is opened."""
-    note(conflict.lock, "conflict")
-    wait_at_gate(conflict.lock)
-    return "skipped"
-
-
-# Wait in the queue once; call a function when busy, which takes its time.
-queued_leaving = working("queued_leaving", unique_queued=True, on_conflict=wait_for_leave)
-
-
-def by_type(key, what):
+def by_type(key, what, hold=False):
     """A key that is another one in the worker, where an object has become a dictionary."""
     return f"{key}:dictionary" if isinstance(what, dict) else key
 
 
-@single_instance_task(
-    limits=[Limit("{key}", 1), Limit("{key}:{what}", lambda number=1: number)],
-    unique_queued="newest",
+make(
+    note_what,
+    queued_of_tenant=NEWEST_RETRYING,
+    queued_in_schema={**NEWEST_RETRYING, "key": key_in_schema},
+    queued_newest_waiting={**NEWEST, "on_conflict": "wait", "wait": 60, **LATE},
+    # Have Celery retry when busy, or without Redis.
+    queued_newest_raising={
+        **NEWEST,
+        **LATE,
+        "on_conflict": "raise",
+        "autoretry_for": (LockTimeout, LockUnavailable),
+        "retry_kwargs": {"countdown": 0.1, "max_retries": None},
+    },
+    queued_newest_pleading={**NEWEST, "on_conflict": plead},
+    queued_newest_refusing={**NEWEST, **LATE, "base": Refusing},
+    queued_fickle={**NEWEST, "key": by_type},
+    # Another limit is another one in the worker.
+    queued_fickle_limited={
+        **NEWEST,
+        "key": None,
+        "limits": [Limit("{key}", 1), Limit("{key}:{what}", 1)],
+    },
 )
-def queued_newest_limited(key: str, what: str, number: int = 1, more: str = "") -> str:
+
+
+@single_instance_task(
+    limits=[Limit("{key}", 1), Limit("{key}:{what}", lambda number=1: number)], **NEWEST
+)
+def queued_newest_limited(key, what, number=1, more=""):
     """Wait in the queue once, and run with what the last call with the same limits says."""
     locks = sorted(lock.name for lock in held.list() if lock.name.startswith(key))
     note(key, "what", what=[what, number, more], locks=locks)
     return work(key)
-
-
-@single_instance_task(
-    limits=[Limit("{key}", 1), Limit("{key}:{what}", 1)],
-    unique_queued="newest",
-)
-def queued_fickle_limited(key: str, what: Any) -> str:
-    """As queued_fickle, but it is another limit that is another one in the worker."""
-    return work(key)
-
-
-@single_instance_task(key=by_type, unique_queued="newest")
-def queued_fickle(key: str, what: Any) -> str:
-    """Wait in the queue once, and run with what the last call says, if it has the same key."""
-    return work(key)
-
-
-# Wait in the queue once, for six seconds.
-queued_briefly = working("queued_briefly", unique_queued=True, queued_ttl=6)
-# Wait in the queue once, in a message that expires after six seconds.
-queued_perishable = working("queued_perishable", unique_queued=True, expires=6)
 
 
 class Order:
@@ -404,125 +373,22 @@ class Order:
         return vars(self)
 
 
-@single_instance_task(key=lambda order: order.pk, unique_queued=True)
-def queued_order(order: Any) -> None:
+@single_instance_task(key=lambda order: order.pk, **QUEUED)
+def queued_order(order):
     """Wait in the queue once, under a key that cannot be made of what comes out of it."""
 
 
-class Refusing(Task):
-    """Fails before its run."""
-
-    def before_start(self, *args):
-        """Called by Celery."""
-        raise ValueError("as asked")
-
-
-# Wait in the queue once, and fail before the run.
-queued_refusing = working("queued_refusing", base=Refusing, unique_queued=True)
-
-
-@single_instance_task(base=Refusing, key="{key}", unique_queued="newest", acks_late=True)
-def queued_newest_refusing(key: str, what: str) -> None:
-    """As queued_refusing, with what the last call says."""
-
-
-class Ignoring(Task):
-    """Ends before its run, without a result."""
-
-    def before_start(self, *args):
-        """Called by Celery."""
-        raise Ignore
-
-
-# Wait in the queue once, and end before the run.
-queued_ignoring = working("queued_ignoring", base=Ignoring, unique_queued=True)
-
-
-class Rejecting(Task):
-    """Asks the broker for another delivery before its run; too late without acks_late."""
-
-    def before_start(self, *args):
-        """Called by Celery."""
-        raise Reject("as asked", requeue=True)
-
-
-# Wait in the queue once, and be lost before the run.
-queued_rejecting = working("queued_rejecting", base=Rejecting, unique_queued=True)
-
-
-class Exiting(Task):
-    """Ends its process before its run."""
-
-    def before_start(self, *args):
-        """Called by Celery."""
-        raise SystemExit
-
-
-# Wait in the queue once, and be lost with the process before the run.
-queued_exiting = working("queued_exiting", base=Exiting, unique_queued=True)
-# As queued_exiting, but the message is still at the broker.
-queued_exiting_late = working(
-    "queued_exiting_late", base=Exiting, unique_queued=True, acks_late=True
-)
-
-
-class Answering(Task):
-    """Has its result before its run."""
-
-    def __call__(self, *args, **kwargs):
-        """Called by Celery."""
-        return "answered"
-
-
-# Wait in the queue once, and have a result before the run.
-queued_answering = working("queued_answering", base=Answering, unique_queued=True)
-
-
-@single_instance_task(key="{key}:{parts}", unique_queued=True)
-def queued_parts(key: str, parts: tuple[int, ...]) -> str:
+@single_instance_task(key="{key}:{parts}", **QUEUED)
+def queued_parts(key, parts):
     """Wait in the queue once, under a key that looks different after the way through it."""
     return work(key)
 
 
-# Wait in the queue once; come back when busy.
-queued_retrying = working(
-    "queued_retrying", unique_queued=True, on_conflict="retry", acks_late=True
-)
-# As queued_retrying, if something is heard of it within ten seconds.
-queued_retrying_briefly = working(
-    "queued_retrying_briefly", unique_queued=True, on_conflict="retry", queued_ttl=10
-)
-# As queued_retrying, for six seconds.
-queued_hurried = working(
-    "queued_hurried", unique_queued=True, on_conflict="retry", conflict_deadline=6
-)
-# Wait in the queue once; wait in the worker when busy.
-queued_waiting = working("queued_waiting", unique_queued=True, on_conflict="wait", wait=20)
-# Wait in the queue once; wait a moment in the worker when busy.
-queued_impatient = working("queued_impatient", unique_queued=True, on_conflict="wait", wait=0.2)
-# Wait in the queue once; fail when busy.
-queued_raising = working("queued_raising", unique_queued=True, on_conflict="raise")
-# Wait in the queue once; come back when Redis does not answer.
-queued_hopeful = working("queued_hopeful", unique_queued=True, on_unavailable="retry")
-hopeful = working("hopeful", on_unavailable="retry")  # Come back when Redis does not answer.
-# Run without a lock when Redis does not answer.
-careless = working("careless", on_unavailable="run")
-
-
-@single_instance_task(key="{key}", ttl=9, abort_on_lost=True)
-def aborting(key: str) -> str:
-    """Look at the lease between steps."""
-    lease = current_lease()
-    lease.on_lost(lambda lost: note(key, "lost", reason=lost.lost_reason))
-    note(key, "start")
-    wait_at_gate(key)
-    current_lease()
-    note(key, "step")
-    return f"did {key}"
+# --- retries, and parts of a canvas ---------------------------------------------------------------
 
 
 @single_instance_task(key="{key}", bind=True, max_retries=1)
-def flaky(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
+def flaky(self, key, pause=0.0, hold=False):
     """Retry once within the body; the retry is published while the lock is still held."""
     note(key, "start", retries=self.request.retries)
     if self.request.retries == 0:
@@ -535,7 +401,7 @@ def flaky(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
 
 
 def ask_again(self, key, pause=0.0, hold=False):
-    """The body of those below: publish a retry, and end well all the same."""
+    """Publish a retry, and end well all the same."""
     note(key, "start", retries=self.request.retries)
     if self.request.retries == 0:
         self.retry(countdown=pause, throw=False)
@@ -545,29 +411,24 @@ def ask_again(self, key, pause=0.0, hold=False):
     return f"tried {self.request.retries + 1}"
 
 
-asking_again = single_instance_task(
-    key="{key}", bind=True, acks_late=True, name="tests.celery.project.tasks.asking_again"
-)(ask_again)
-asking_again_once = single_instance_task(
-    key="{key}", bind=True, once=3600, name="tests.celery.project.tasks.asking_again_once"
-)(ask_again)
-asking_again_cooling = single_instance_task(
-    key="{key}", bind=True, min_hold=3600, name="tests.celery.project.tasks.asking_again_cooling"
-)(ask_again)
-asking_again_limited = single_instance_task(
-    key="{key}", bind=True, limit=2, name="tests.celery.project.tasks.asking_again_limited"
-)(ask_again)
+make(
+    ask_again,
+    asking_again={"bind": True, **LATE},
+    asking_again_once={"bind": True, "once": 3600},
+    asking_again_cooling={"bind": True, "min_hold": 3600},
+    asking_again_limited={"bind": True, "limit": 2},
+)
 
 
 @single_instance_task(key="{key}", bind=True)
-def replacing(self: Task, key: str) -> Any:
+def replacing(self, key):
     """Replace itself by another task."""
     note(key, "start")
     raise self.replace(skipping.si(key))
 
 
-@single_instance_task(key="{key}", bind=True, acks_late=True)
-def polling(self: Task, key: str, times: int, headers: bool = False) -> str:
+@single_instance_task(key="{key}", bind=True, **LATE)
+def polling(self, key, times, headers=False):
     """Call itself again under its own id, and with its headers if asked to."""
     if times > 1:
         how = {"headers": self.request.headers} if headers else {}
@@ -575,52 +436,26 @@ def polling(self: Task, key: str, times: int, headers: bool = False) -> str:
     return work(key)
 
 
-def draw(key, noon, seconds=0.02):
-    """Draw."""
-    note(key, "draw", noon=noon)
-    time.sleep(seconds)
-    return noon
-
-
-lottery = working("lottery", min_hold=4, body=draw)
-
-
-# Draw; acknowledged when it is done.
-draw_late = working("draw_late", ttl=6, min_hold=30, acks_late=True)
-
-
-# Beat sends it ten times a second. A result that Celery keeps unsubscribes in its destructor, where
-# Python would drop the SystemExit by which Celery ends a beat on SIGTERM.
-@single_instance_task(key="{key}", min_hold=5, ignore_result=True)
-def at_noon(key: str) -> None:
-    """Draw, at most every five seconds."""
-    note(key, "draw")
-
-
-# Draw, under a lock that is free again as soon as the draw is done.
-hasty_lottery = working("hasty_lottery", body=draw)
-
-
 @shared_task
-def collect(results: Any) -> Any:
+def collect(results):
     """What comes after in a canvas."""
     return results
 
 
 @shared_task
-def note_error(request: Any, error: Exception, traceback: Any, key: str) -> None:
+def note_error(request, error, traceback, key):
     """What is called if a canvas fails."""
     note(key, "error", says=str(error))
 
 
 @shared_task
-def append(result: Any, more: Any) -> list[Any]:
+def append(result, more):
     """What comes next in a chain."""
     return [result, more]
 
 
 @shared_task
-def publish_canvas(key: str, task_id: str) -> None:
+def publish_canvas(key, task_id):
     """Publish a canvas whose only member has an id that somebody has chosen."""
     group([late.si(key).set(task_id=task_id)]).apply_async()
 
@@ -629,18 +464,7 @@ def publish_canvas(key: str, task_id: str) -> None:
 if hasattr(django_redislock, "Rate"):
     from django_redislock import Rate
 
-    # The newest call wins.
-    REPLACING = {"on_conflict": "replace", "acks_late": True, "ttl": 6}
-    newest_wins_late = working("newest_wins_late", replace_within=20, **REPLACING)
-
-    @single_instance_task(
-        key="{key}",
-        replace_within=1,
-        autoretry_for=(LockLost,),
-        retry_kwargs={"countdown": 0.1},
-        **REPLACING,
-    )
-    def newest_wins(key: str, *, hold: bool = False, looks: bool = False) -> str:
+    def hold_or_look(key, *, hold=False, looks=False):
         """Hold the lock until told; with *looks*, until a newer call comes."""
         if looks:
             note(key, "start")
@@ -650,22 +474,28 @@ if hasattr(django_redislock, "Rate"):
                 time.sleep(0.01)
         return work(key, hold=hold)
 
+    # The newest call wins.
+    REPLACING = {"on_conflict": "replace", **LATE, **SHORT}
+    make(
+        hold_or_look,
+        newest_wins_late={**REPLACING, "replace_within": 20},
+        newest_wins={
+            **REPLACING,
+            "replace_within": 1,
+            "autoretry_for": (LockLost,),
+            "retry_kwargs": {"countdown": 0.1},
+        },
+    )
+    # Run once, a while after the last of many calls; the second is soon taken for lost.
+    make(
+        note_what,
+        debounced={"debounce": 1, "debounce_max": 3, **LATE},
+        debounced_briefly={"debounce": 0.2, "queued_ttl": 1},
+    )
+
     @single_instance_task(
         limits=[Rate("{key}", lambda rate: rate)], on_conflict="retry", acks_late=True
     )
-    def rated(key: str, rate: str = "20/s", **how: Any) -> str:
+    def rated(key, rate="20/s", **how):
         """Start as often as the rate says; come back when a start is due."""
         return work(key, **how)
-
-    def debounced_body(key, what, hold=False):
-        """Note what it was called with."""
-        note(key, "what", what=what)
-        return work(key, hold=hold)
-
-    # Run once, a while after the last of many calls; the second is soon taken for lost.
-    debounced = working(
-        "debounced", debounce=1, debounce_max=3, acks_late=True, body=debounced_body
-    )
-    debounced_briefly = working(
-        "debounced_briefly", debounce=0.2, queued_ttl=1, body=debounced_body
-    )
