@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 from tests import ROOT
-from tests.celery.test_lifecycle import LIFE_CYCLE
 from tests.package.test_docs import DOCUMENTS, code_of
 
 TESTS = Path(__file__).parent
@@ -16,14 +15,6 @@ DOCS = (ROOT / "docs" / "celery.md").read_text()
 def section(title):
     """The text under a heading."""
     return DOCS.partition(f"## {title}\n")[2].partition("\n## ")[0]
-
-
-def test_the_table_of_the_life_cycle_is_that_of_its_tests():
-    table = DOCS.partition("<!-- life cycle -->")[2].partition("<!-- end -->")[0]
-    documented = table.strip().splitlines()[2:]
-    assert documented == [
-        f"| {one.name} | {one.free} | {one.started} | {one.done} |" for one in LIFE_CYCLE
-    ]
 
 
 def test_each_row_of_the_table_names_its_tests_and_each_test_is_named():
