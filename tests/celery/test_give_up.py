@@ -1,13 +1,10 @@
 """give_up_after: a call that kills its worker each time is not started for ever."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
 from celery import chord
 from celery.exceptions import Ignore, Reject, Retry
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
 from django_redislock import LockUnavailable, distributed_lock, held, signals, task_runs
@@ -16,6 +13,7 @@ from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from tests.celery.project import LOST_SOON, PATIENCE
 from tests.support.celery_app import celery_app
+from tests.support.hearing import heard
 from tests.support.proxy import Proxy
 from tests.support.waiting import HUNG, wait_until
 
@@ -30,11 +28,12 @@ class TestKilled:
     @pytest.mark.row("give-up")
     def test_it_ends_after_three_kills_and_the_errback_of_its_chord_runs(self, own_stage):
         own_stage.start(pool="prefork", concurrency=2, **LOST_SOON)
-        key, limited = own_stage.key(), own_stage.key()
+        key, limited, failing = own_stage.key(), own_stage.key(), own_stage.key()
+        deadly = own_stage.task("deadly")
         errback = own_stage.task("note_error").s(key)
         body = own_stage.task("collect").s().on_error(errback)
         other = own_stage.task("skipping").s(own_stage.key())
-        sent = chord([own_stage.task("deadly").s(key), other])(body)
+        sent = chord([deadly.s(key), other])(body)
         also = own_stage.task("deadly_limited").delay(limited)
 
         assert "RunAbandoned" in own_stage.wait_for(key, "error")["says"]
@@ -54,12 +53,10 @@ class TestKilled:
         # Nothing is left in the way of others.
         assert own_stage.result(own_stage.send("skipping", key)) == f"did {key}"
 
-    def test_a_failure_that_the_worker_sees_is_no_kill(self, own_stage):
-        own_stage.start(pool="prefork", **LOST_SOON)
-        key = own_stage.key()
-        sent = own_stage.task("deadly").delay(key, "kill", "fail", "kill", "end")
-        assert own_stage.result(sent) == f"did {key}"
-        assert own_stage.count(key, "start") == 4
+        # A failure that the worker sees is no kill.
+        sent = deadly.delay(failing, "kill", "fail", "kill", "end")
+        assert own_stage.result(sent) == f"did {failing}"
+        assert own_stage.count(failing, "start") == 4
 
     def test_a_retry_that_the_silent_lock_server_does_not_hear_of_is_no_kill(
         self, own_stage, celery_server
@@ -102,205 +99,31 @@ class TestKilled:
         assert own_stage.redis.llen("celery") == 1
 
 
-class TestCounting:
-    """What counts, in one process: starts are counted as those of a worker that was killed."""
-
-    @pytest.fixture
-    def app(self, redislock):
-        """An application whose results this process can see."""
-        with celery_app(result_backend="cache+memory://", broker_url="memory://") as app:
-            yield app
-
-    @pytest.fixture
-    def make(self, app):
-        """Make a task whose body does as it is told."""
-
-        def make(body=lambda: "done", **options):
-            def run():
-                return body()
-
-            options = {"name": "draw", "key": "lottery", "acks_late": True, **options}
-            return single_instance_task(**{"give_up_after": 3, **options})(run)
-
-        return make
-
-    @pytest.fixture
-    def told(self):
-        """What receivers of the signal are told."""
-        got = []
-
-        def hear(**news):
-            got.append(news)
-
-        signals.task_abandoned.connect(hear)
-        yield got
-        signals.task_abandoned.disconnect(hear)
-
-    def test_it_is_abandoned_with_a_signal_a_record_and_a_free_lock(self, make, told):
-        started = []
-        task = make(lambda: started.append("started"), autoretry_for=(Exception,))
-        kill(3)
-        with pytest.raises(RunAbandoned, match=r"draw\[the-id\] was abandoned.*3 times"):
-            deliver(task)
-        assert started == []
-        assert not distributed_lock("lottery").locked()
-        (news,) = told
-        assert news["sender"].name == "draw"
-        assert (news["name"], news["using"]) == ("lottery", "default")
-        assert (news["task_id"], news["starts"]) == ("the-id", 3)
-        record = held.record("lottery")
-        assert (record.last_failure, record.last_success, record.skips) == (None, None, 0)
-        assert (record.under_way, record.last_unended) == ((), None)
-        assert list(record.last) == ["abandoned"]
-        assert ", because it was started 3 times and never ended, " in str(record.last_abandoned)
-        # The next call is nobody else's business.
-        deliver(task, "another-id")
-        assert started == ["started"]
-
-    def test_the_command_shows_it_in_a_column_that_others_do_not_have(self, make, capsys):
-        task = make()
-        deliver(task, "another-id")
-        call_command("locks", "runs")
-        assert "ABANDONED" not in capsys.readouterr().out
-        kill(3)
-        with pytest.raises(RunAbandoned):
-            deliver(task)
-        call_command("locks", "runs")
-        headers, row = capsys.readouterr().out.splitlines()
-        assert headers.split()[-1] == "ABANDONED"
-        assert row.endswith(" ago")
-        call_command("locks", "show", "lottery")
-        assert "because it was started 3 times and never ended" in capsys.readouterr().out
-
-    @pytest.mark.parametrize("end", [ValueError, Retry, Ignore, SystemExit])
-    def test_an_end_that_the_worker_sees_counts_no_more(self, make, end):
-        def body():
-            raise end
-
-        task = make(body, give_up_after=1)
-        for _ in range(3):
-            with pytest.raises(end):
-                deliver(task)
-
-    @pytest.mark.parametrize("end", [SystemExit, ValueError])
-    def test_an_end_after_the_hard_time_limit_counts_also_if_the_body_raises_on_its_way_out(
-        self, make, end
-    ):
-        def body():
-            try:
-                raise SystemExit  # As a worker's child does on SIGTERM.
-            finally:
-                raise end
-
-        task = make(body, give_up_after=1)
-        with pytest.raises(end):
-            deliver(task, timelimit=(0.1, None))
-        with pytest.raises(RunAbandoned):
-            deliver(task)
-
-    def test_a_retry_begins_to_count_anew(self, make):
-        kill(3)
-        assert deliver(make(), retries=1) == "done"
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"limit": 2},
-            {"unique_queued": True, "on_conflict": "retry"},
-            {"on_conflict": "wait", "wait": 5, "min_hold": 60},
-            {"once": 60},
-        ],
-    )
-    def test_with_other_options(self, make, options):
-        task = make(**options)
-        kill(3)
-        with pytest.raises(RunAbandoned):
-            deliver(task)
-        # That was no success, and the lock is free.
-        assert deliver(task, "another-id") == "done"
-
-    @pytest.mark.django_db(transaction=True)
-    def test_with_once_in_the_database(self, make):
-        task = make(atomic=True, once="database")
-        kill(3)
-        with pytest.raises(RunAbandoned):
-            deliver(task)
-        assert deliver(task, "another-id") == "done"
-        # The work is done now, so it is not abandoned.
-        assert deliver(task)["skipped"] == "done"
-
-    def test_a_run_that_finds_the_lock_busy_has_not_started(self, make, redislock):
-        task = make(give_up_after=1)
-        with redislock.simulate_held_by_other("lottery"):
-            for _ in range(3):
-                assert deliver(task)["skipped"] == "busy"
-        assert deliver(task) == "done"
-
-    def test_what_no_broker_delivers_is_not_counted(self, make):
-        task = make(give_up_after=1)
-        kill(1)
-        assert task() == "done"
-        assert task.apply(task_id="the-id").get() == "done"
-
-    def test_a_duplicate_of_an_abandoned_call_is_reported_once(self, make, told):
-        task = make()
-        kill(3)
-        with pytest.raises(RunAbandoned) as abandoned:
-            deliver(task)
-        with pytest.raises(RunAbandoned):
-            deliver(task)  # Nobody has stored a result so far.
-        task.backend.mark_as_failure("the-id", abandoned.value)
-        with pytest.raises(Ignore):
-            deliver(task)
-        assert len(told) == 2
-
-    def test_a_call_runs_although_its_start_cannot_be_counted(self, make, monkeypatch, caplog):
-        def unavailable(name, *args, **kwargs):
-            raise LockUnavailable(name)
-
-        monkeypatch.setattr(task_runs, "count_start", unavailable)
-        assert deliver(make()) == "done"
-        assert "The start of draw[the-id] is not noted" in caplog.text
-
-    def test_counts_are_forgotten_when_no_duplicate_is_recognised_any_more(self, make, redislock):
-        task = make()
-        kill(3)
-        redislock.advance(task.redelivered_after + 86_401)
-        assert deliver(task) == "done"
+# --- what counts, in one process: starts are counted as those of a worker that was killed ---------
 
 
-def test_on_a_quorum_it_is_refused(make_quorum):
-    make_quorum()
-    with celery_app(result_backend="cache+memory://", broker_url="memory://"):
-
-        @single_instance_task(key="lottery", acks_late=True, give_up_after=3, name="draw")
-        def task() -> str:
-            raise AssertionError("no body may start uncounted")
-
-        with pytest.raises(ImproperlyConfigured, match="give_up_after needs records of runs"):
-            deliver(task)
-    assert held.get("lottery") is None
+@pytest.fixture
+def app():
+    """An application whose results this process can see."""
+    with celery_app(result_backend="cache+memory://", broker_url="memory://") as app:
+        yield app
 
 
-@pytest.mark.parametrize("end", [ValueError, Reject])
-def test_an_end_that_the_silent_server_does_not_hear_of_counts_no_more_once_it_answers(
-    make_server, settings, end
-):
-    server = make_server()
-    settings.REDISLOCK = {"default": {"LOCATION": server.url}}
-    with celery_app(result_backend="cache+memory://", broker_url="memory://"):
+@pytest.fixture
+def told():
+    """What receivers of the signal are told."""
+    with heard(signals.task_abandoned) as told:
+        yield told
 
-        @single_instance_task(key="lottery", acks_late=True, give_up_after=1, name="draw", ttl=0.5)
-        def task() -> str:
-            server.pause()
-            raise end
 
-        with pytest.raises(end):
-            deliver(task)
-    server.resume()
-    with server.client() as client:
-        starts = lock_keys("redislock", "lottery").starts
-        wait_until(lambda: not client.exists(starts), HUNG, "it is counted no more")
+def make(body=lambda: "done", **options):
+    """Make a task whose body does as it is told."""
+    options = {"name": "draw", "key": "lottery", "acks_late": True, "give_up_after": 3, **options}
+
+    def run():
+        return body()
+
+    return single_instance_task(**options)(run)
 
 
 def kill(times, task_id="the-id"):
@@ -318,3 +141,147 @@ def deliver(task, task_id="the-id", **request):
         return task.run()
     finally:
         task.pop_request()
+
+
+def deliver_in_vain(task, error=RunAbandoned):
+    with pytest.raises(error) as raised:
+        deliver(task)
+    return raised.value
+
+
+@pytest.mark.usefixtures("redislock", "app")
+class TestCounting:
+    def test_it_is_abandoned_with_a_signal_a_record_and_a_free_lock(self, told, capsys):
+        started = []
+        task = make(lambda: started.append("started"), autoretry_for=(Exception,))
+        deliver(task, "another-id")
+        call_command("locks", "runs")
+        assert "ABANDONED" not in capsys.readouterr().out
+        kill(3)
+        error = deliver_in_vain(task)
+        assert str(error).startswith("draw[the-id] was abandoned")
+        assert "3 times" in str(error)
+        assert started == ["started"]
+        assert not distributed_lock("lottery").locked()
+        (news,) = told
+        assert news["sender"].name == "draw"
+        assert (news["name"], news["using"]) == ("lottery", "default")
+        assert (news["task_id"], news["starts"]) == ("the-id", 3)
+        record = held.record("lottery")
+        assert (record.last_failure, record.skips) == (None, 0)
+        assert (record.under_way, record.last_unended) == ((), None)
+        assert list(record.last) == ["success", "abandoned"]
+        call_command("locks", "runs")
+        headers, row = capsys.readouterr().out.splitlines()
+        assert headers.split()[-1] == "ABANDONED"
+        assert row.endswith(" ago")
+        call_command("locks", "show", "lottery")
+        says = ", because it was started 3 times and never ended, "
+        assert says in capsys.readouterr().out
+        assert says in str(record.last_abandoned)
+        # The next call is nobody else's business.
+        deliver(task, "another-id")
+        assert started == ["started"] * 2
+
+    @pytest.mark.parametrize("end", [ValueError, Retry, Ignore, SystemExit])
+    def test_an_end_that_the_worker_sees_counts_no_more(self, end):
+        def body():
+            raise end
+
+        task = make(body, give_up_after=1)
+        for _ in range(3):
+            deliver_in_vain(task, end)
+
+    @pytest.mark.parametrize("end", [SystemExit, ValueError])
+    def test_an_end_after_the_hard_time_limit_counts_also_if_the_body_raises_on_its_way_out(
+        self, end
+    ):
+        def body():
+            try:
+                raise SystemExit  # As a worker's child does on SIGTERM.
+            finally:
+                raise end
+
+        task = make(body, give_up_after=1)
+        with pytest.raises(end):
+            deliver(task, timelimit=(0.1, None))
+        deliver_in_vain(task)
+
+    def test_a_retry_begins_to_count_anew_and_what_no_broker_delivers_is_not_counted(self):
+        kill(3)
+        task = make()
+        assert deliver(task, retries=1) == "done"
+        assert task() == task.apply(task_id="the-id").get() == "done"
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"limit": 2},
+            {"unique_queued": True, "on_conflict": "retry"},
+            {"on_conflict": "wait", "wait": 5, "min_hold": 60},
+            {"once": 60},
+        ],
+    )
+    def test_with_other_options(self, options):
+        task = make(**options)
+        kill(3)
+        deliver_in_vain(task)
+        # That was no success, and the lock is free.
+        assert deliver(task, "another-id") == "done"
+
+    @pytest.mark.django_db(transaction=True)
+    def test_with_once_in_the_database(self):
+        task = make(atomic=True, once="database")
+        kill(3)
+        deliver_in_vain(task)
+        assert deliver(task, "another-id") == "done"
+        # The work is done now, so it is not abandoned.
+        assert deliver(task)["skipped"] == "done"
+
+    def test_a_run_that_finds_the_lock_busy_has_not_started(self, redislock):
+        task = make(give_up_after=1)
+        with redislock.simulate_held_by_other("lottery"):
+            for _ in range(3):
+                assert deliver(task)["skipped"] == "busy"
+        assert deliver(task) == "done"
+
+    def test_a_duplicate_of_an_abandoned_call_is_reported_once(self, told):
+        task = make()
+        kill(3)
+        abandoned = deliver_in_vain(task)
+        deliver_in_vain(task)  # Nobody has stored a result so far.
+        task.backend.mark_as_failure("the-id", abandoned)
+        deliver_in_vain(task, Ignore)
+        assert len(told) == 2
+
+    def test_a_call_runs_although_its_start_cannot_be_counted(self, monkeypatch, caplog):
+        def unavailable(name, *args, **kwargs):
+            raise LockUnavailable(name)
+
+        monkeypatch.setattr(task_runs, "count_start", unavailable)
+        assert deliver(make()) == "done"
+        assert "The start of draw[the-id] is not noted" in caplog.text
+
+    def test_counts_are_forgotten_when_no_duplicate_is_recognised_any_more(self, redislock):
+        task = make()
+        kill(3)
+        redislock.advance(task.redelivered_after + 86_401)
+        assert deliver(task) == "done"
+
+
+@pytest.mark.parametrize("end", [ValueError, Reject])
+def test_an_end_that_the_silent_server_does_not_hear_of_counts_no_more_once_it_answers(
+    make_server, settings, end, app
+):
+    server = make_server()
+    settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+
+    def body():
+        server.pause()
+        raise end
+
+    deliver_in_vain(make(body, give_up_after=1, ttl=0.5), end)
+    server.resume()
+    with server.client() as client:
+        starts = lock_keys("redislock", "lottery").starts
+        wait_until(lambda: not client.exists(starts), HUNG, "it is counted no more")

@@ -1,7 +1,5 @@
 """@single_instance_task without a worker: eager mode, direct calls, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect
@@ -12,7 +10,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -20,7 +18,6 @@ import pytest
 from asgiref.sync import markcoroutinefunction
 from celery import Celery, Task, chain, chord, group, shared_task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
-from celery.signals import task_prerun
 from django.contrib.auth.models import Group
 from kombu.serialization import dumps, loads
 
@@ -47,20 +44,14 @@ from django_redislock.holder import Activity, busy_with, current_activity
 from django_redislock.humanize import duration
 from tests.support.calls import counted_calls
 from tests.support.celery_app import EAGER, celery_app, current
+from tests.support.hearing import heard
 from tests.support.processes import say
 
 _names = count(1)
 
-
-@pytest.fixture(autouse=True)
-def app():
-    """An application in eager mode. The shared tasks of a test end with it."""
-    with celery_app(**EAGER) as app:
-        yield app
-
-
 # Of the package, in an eager run under a free lock; apply() is one of them, not in a worker.
 MOST_CALLS = 90
+IN_PARIS = datetime(2030, 1, 2, 3, tzinfo=ZoneInfo("Europe/Paris"))
 
 
 class Colour(str, Enum):  # noqa: UP042 - a StrEnum shows its value
@@ -76,101 +67,122 @@ class Point(NamedTuple):
     y: int
 
 
-def make(function=None, /, *args, **options):
-    """A single-instance task with a name of its own; its body returns the lock's name."""
+@pytest.fixture(autouse=True)
+def app():
+    """An application in eager mode. The shared tasks of a test end with it."""
+    with celery_app(**EAGER) as app:
+        yield app
 
-    def body(*args, **kwargs):
-        lease = current_lease()
-        return lease.name
 
-    function = function or body
-    function.__name__ = "body"  # Celery cannot make a task of "<lambda>".
+def lock_of(*args, **kwargs):
+    """The body of most tasks: the name of the lock that it holds."""
+    lease = current_lease()
+    return lease.name if lease else "not locked"
+
+
+def make(function=lock_of, /, *args, **options):
+    """A single-instance task with a name of its own."""
+
+    if function.__name__ in {"lock_of", "<lambda>"}:  # Celery can make no task of "<lambda>".
+        function.__name__ = "body"
     options.setdefault("name", f"task-{next(_names)}")
     return single_instance_task(*args, **options)(function)
 
 
-def running(task, how):
-    """How to run a task and have its result."""
-    return {
-        "direct": task,
-        "eager": lambda *args, **kwargs: task.delay(*args, **kwargs).get(),
-        "apply": lambda *args, **kwargs: task.apply(args, kwargs).get(),
-    }[how]
+def ways(task):
+    """Each way to run a task and have its result: a direct call, an eager one, and apply()."""
+    return [
+        task,
+        lambda *args, **kwargs: task.delay(*args, **kwargs).get(),
+        lambda *args, **kwargs: task.apply(args, kwargs).get(),
+    ]
+
+
+def of(task, *args, **kwargs):
+    """The one result that a task has by each way."""
+    first, *others = (run(*args, **kwargs) for run in ways(task))
+    assert others == [first] * 2
+    return first
+
+
+def call(*args, **kwargs):
+    return args, kwargs
+
+
+def draw(draw_id):
+    """A function to decorate."""
+
+
+def of_number(number, country="nl", limit=5):
+    return lock_of()
+
+
+def of_user(user, number=7, **others):
+    return lock_of()
+
+
+def of_place(place, **extra):
+    return lock_of()
+
+
+def of_itself(self, number):
+    return lock_of()
 
 
 class TestKey:
-    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_by_default_it_is_the_full_name_of_the_task(self, redislock, how):
-        task = make(name=f"lottery.tasks.{how}")
-        assert running(task, how)() == f"lottery.tasks.{how}"
-
-    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_it_is_formatted_from_arguments_with_their_defaults(self, redislock, how):
-        def draw(draw_id, country="nl"):
-            return current_lease().name
-
-        task = make(draw, key="lottery:{country}:{draw_id}")
-        assert running(task, how)(7) == "lottery:nl:7"
-        assert running(task, how)(country="be", draw_id=8) == "lottery:be:8"
-
-    def test_it_may_name_what_arrives_in_kwargs_and_parts_of_an_argument(self, redislock):
-        def draw(place, **extra):
-            return current_lease().name
-
-        task = make(draw, key="{place[city]}:{year}")
-        assert task.delay({"city": "Utrecht"}, year=2030).get() == "Utrecht:2030"
-
-    def test_a_function_with_a_default_is_given_what_arrives_in_kwargs(self, redislock):
-        def draw(city, **extra):
-            return current_lease().name
-
-        task = make(draw, key=lambda city, year="2029", extra="": f"{city}:{year}{extra}")
-        assert task.delay("Utrecht", year="2030", month="5").get() == "Utrecht:2030"
-        assert task.delay("Utrecht").get() == task(city="Utrecht") == "Utrecht:2029"
-
-    def test_it_may_be_a_function_of_the_arguments(self, redislock):
-        task = make(key=lambda draw_id, **rest: f"lottery:{draw_id % 10}")
-        assert task.delay(127, other=1).get() == "lottery:7"
+    def test_by_default_it_is_the_full_name_of_the_task(self, redislock):
+        assert of(make(name="lottery.tasks.draw")) == "lottery.tasks.draw"
 
     @pytest.mark.parametrize(
         "key",
         [
-            lambda draw_id, country: f"{country}:{draw_id}",
-            lambda country, draw_id: f"{country}:{draw_id}",
-            lambda draw_id, country, prefix="": f"{prefix}{country}:{draw_id}",
-            lambda number, place, limit: f"{place}:{number}",
-            lambda draw_id, **rest: f"{rest['country']}:{draw_id}",
+            "{country}:{number}",
+            lambda number, country: f"{country}:{number}",
+            lambda country, number: f"{country}:{number}",
+            lambda number, country, prefix="": f"{prefix}{country}:{number}",
+            lambda draw_id, place, limit: f"{place}:{draw_id}",
+            lambda number, **rest: f"{rest['country']}:{number}",
             lambda *args, **rest: f"{args[1]}:{args[0]}",
         ],
-        ids=["by name", "in another order", "with a default", "by place", "the rest", "all"],
+        ids=["format", "names", "another order", "a default", "places", "the rest", "all"],
     )
-    def test_a_function_is_given_them_with_their_defaults_however_the_task_is_called(
+    def test_it_is_made_of_the_arguments_with_their_defaults_however_they_are_passed(
         self, redislock, key
     ):
-        def draw(draw_id, country="nl", limit=5):
-            return current_lease().name
-
-        task = make(draw, key=key)
-        assert [task(7), task.delay(draw_id=7).get()] == ["nl:7"] * 2
-        assert [task(7, "be"), task.delay(country="be", draw_id=7).get()] == ["be:7"] * 2
+        task = make(of_number, key=key)
+        assert of(task, 7) == of(task, number=7) == "nl:7"
+        assert of(task, 7, "be") == of(task, country="be", number=7) == "be:7"
 
     @pytest.mark.parametrize(
         ("key", "name"),
         [
-            (lambda draw_id, **rest: f"{draw_id}:{rest['user']}:{rest.get('year')}", "7:ann:2030"),
-            (lambda **every: f"{sorted(every)}", "['draw_id', 'user', 'year']"),
-            (lambda draw_id, user, *, year: f"{draw_id}:{user}:{year}", "7:ann:2030"),
-            (lambda draw_id, year: f"{draw_id}:{year}", "7:2030"),
-            (lambda who, number, **rest: f"{number}:{who}:{rest['year']}", "7:ann:2030"),
+            (lambda number, **rest: f"{number}:{rest['user']}:{rest.get('year')}", "7:ann:2030"),
+            (lambda **every: f"{sorted(every)}", "['number', 'user', 'year']"),
+            (lambda number, user, *, year: f"{number}:{user}:{year}", "7:ann:2030"),
+            (lambda number, year: f"{number}:{year}", "7:2030"),
+            (lambda who, draw_id, **rest: f"{draw_id}:{who}:{rest['year']}", "7:ann:2030"),
             (lambda *args, **rest: f"{args}:{rest}", "('ann', 7):{'year': '2030'}"),
         ],
     )
     def test_a_function_is_given_the_rest_too_of_a_task_that_takes_any(self, redislock, key, name):
-        def draw(user, draw_id=7, **others):
-            return current_lease().name
-
-        task = make(draw, key=key)
+        task = make(of_user, key=key)
         assert task("ann", year="2030") == task.delay(user="ann", year="2030").get() == name
+
+    @pytest.mark.parametrize(
+        ("function", "key", "called", "name"),
+        [
+            (of_place, "{place[of]}:{year}", call({"of": "Lyon"}, year=2030), "Lyon:2030"),
+            (of_place, lambda place, year="2029": place + year, call("Lyon"), "Lyon2029"),
+            (of_place, lambda place, year="2029": place + year, call("Lyon", year="1"), "Lyon1"),
+            (lock_of, lambda number, **rest: f"{number % 10}", call(127, other=1), "7"),
+            (of_itself, "lottery:{number}", call(7), "lottery:7"),
+            (of_itself, lambda number: f"lottery:{number}", call(7), "lottery:7"),
+        ],
+        ids=["parts", "default", "given", "modulo", "bound format", "bound function"],
+    )
+    def test_it_may_be_any_part_of_what_arrives(self, redislock, function, key, called, name):
+        args, kwargs = called
+        assert of(make(function, key=key, bind=function is of_itself), *args, **kwargs) == name
 
     @pytest.mark.parametrize(
         ("key", "passes"),
@@ -186,19 +198,14 @@ class TestKey:
         with pytest.raises(InvalidLockName, match="can be given neither the arguments that"):
             make(passes, key=key)
 
-    @pytest.mark.parametrize("key", ["lottery:{draw_id}", lambda draw_id: f"lottery:{draw_id}"])
-    def test_the_task_itself_is_no_argument(self, redislock, key):
-        def draw(self, draw_id):
-            return current_lease().name
-
-        assert make(draw, key=key, bind=True).delay(7).get() == "lottery:7"
-
-    def test_two_keys_are_two_locks(self, redislock):
-        def draw(draw_id):
-            return draw_id if draw_id == 2 else task(2)
-
-        task = make(draw, key="lottery:{draw_id}")
-        assert task.delay(1).get() == 2
+    @pytest.mark.parametrize(
+        "key",
+        ["{self.name}:{number}", lambda self, number: "", lambda self: f"{self.name}"],
+        ids=["format", "function of both", "function"],
+    )
+    def test_the_task_in_it_is_refused_at_import(self, key):
+        with pytest.raises(InvalidLockName, match="'self', which is the task itself"):
+            make(of_itself, key=key, bind=True)
 
     def test_one_that_looks_like_that_of_a_permit_is_refused_with_a_limit(self, redislock):
         task = make(lambda draw_id: draw_id, key="{draw_id}", limit=10)
@@ -211,45 +218,32 @@ class TestKey:
         [
             *((1, 2), [1, (2, 3)], Point(1, 2), {1: 3, None: 4, 2.5: 6}, Colour.RED),
             *([Colour.RED], {"of": Colour.RED, "at": [(1,)]}, UUID(int=7), Decimal("1.10"), 1e22),
-            *(date(2030, 1, 2), datetime(2030, 1, 2, 3, tzinfo=ZoneInfo("Europe/Paris")), b"\xff"),
-            *(
-                [datetime(2030, 1, 2, 3, tzinfo=ZoneInfo("Europe/Paris"))],
-                [UUID(int=7)],
-                True,
-                None,
-            ),
+            *(date(2030, 1, 2), IN_PARIS, b"\xff", [IN_PARIS], [UUID(int=7)], True, None),
         ],
         ids=str,
     )
-    @pytest.mark.parametrize("key", ["lottery:{what}", lambda what: f"lottery:{what}"])
-    def test_it_is_the_same_however_an_argument_has_come(self, redislock, key, value):
-        if callable(key) and isinstance(value, list) and isinstance(value[0], datetime):
-            pytest.skip("a function sees the zone itself")
-        task = make(lambda what: None, key=key)
+    def test_it_is_the_same_however_an_argument_has_come(self, redislock, value):
         content_type, encoding, data = dumps([value], "json")
         (delivered,) = loads(data, content_type, encoding, accept=["application/json"])
-        assert task.lock_name((value,), {}) == task.lock_name((delivered,), {})
+        for key in ("lottery:{what}", lambda what: f"lottery:{what}"):
+            if callable(key) and value == [IN_PARIS]:
+                continue  # A function sees the zone itself.
+            task = make(lambda what: None, key=key)
+            assert task.lock_name((value,), {}) == task.lock_name((delivered,), {})
 
-    def test_what_is_equal_is_one_key(self, redislock):
-        task = make(lambda what: None, key="lottery:{what}")
-        for one, same in (({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"nl", "be"}, {"be", "nl"})):
-            assert task.lock_name((one,), {}) == task.lock_name((same,), {})
-        assert task.lock_name(({"nl", "be"},), {}) == "lottery:['be', 'nl']"
-
-    @pytest.mark.parametrize("key", ["order:{order.pk}", lambda order: f"order:{order.pk}"])
     @pytest.mark.parametrize("optional", [False, True])
-    def test_a_model_of_pydantic_is_one_in_the_key_too(self, redislock, key, optional):
+    def test_a_model_of_pydantic_is_one_in_the_key_too(self, redislock, optional):
         pydantic = pytest.importorskip("pydantic")
         Order = pydantic.create_model("Order", pk=int)  # noqa: N806
 
         def pay(order):
             assert order.pk == 7
-            return current_lease().name
+            return lock_of()
 
         pay.__annotations__["order"] = Order | None if optional else Order
-        task = make(pay, key=key, pydantic=True)
-        assert task(Order(pk=7)) == task({"pk": 7}) == "order:7"
-        assert task.delay({"pk": 7}).get() == "order:7"
+        for key in ("order:{order.pk}", lambda order: f"order:{order.pk}"):
+            task = make(pay, key=key, pydantic=True)
+            assert task(Order(pk=7)) == of(task, {"pk": 7}) == "order:7"
 
     def test_a_validator_is_told_what_celery_tells_it(self, redislock):
         pydantic = pytest.importorskip("pydantic")
@@ -259,50 +253,33 @@ class TestKey:
 
             @pydantic.field_validator("pk", mode="before")
             @classmethod
-            def of_shop(cls, pk: Any, info: Any) -> Any:
+            def of_shop(cls, pk, info):
                 assert info.context["celery_app"].tasks[info.context["celery_task_name"]]
                 return info.context["first"] + pk
 
-        def pay(order):
-            return current_lease().name
+        def pay(order: Order):
+            return lock_of()
 
-        pay.__annotations__["order"] = Order
         how = {"pydantic": True, "pydantic_context": {"first": 1000}}
-        for strict, is_refused in ((False, False), (True, True)):
+        for strict, refused in (
+            (False, nullcontext()),
+            (True, pytest.raises(InvalidLockName, match="valid integer")),
+        ):
             task = make(pay, key="order:{order.pk}", pydantic_strict=strict, **how)
             assert task({"pk": 7}) == "order:1007"
-            refused = pytest.raises(InvalidLockName, match="valid integer")
-            with refused if is_refused else nullcontext():
+            with refused:
                 assert task({"pk": 7.0}) == "order:1007"
-
-    @pytest.mark.parametrize(
-        "key",
-        ["{self.name}:{draw_id}", lambda self, draw_id: "", lambda self: f"{self.name}"],
-        ids=["format", "function of both", "function"],
-    )
-    def test_the_task_in_it_is_refused_at_import(self, key):
-        def draw(self, draw_id): ...
-
-        with pytest.raises(InvalidLockName, match="'self', which is the task itself"):
-            make(draw, key=key, bind=True)
-
-    def test_an_address_in_memory_is_no_key(self, redislock):
-        def draw(what): ...
-
-        with pytest.raises(InvalidLockName, match="differs from process to process"):
-            make(draw, key="lottery:{what}")(object())
 
 
 class TestLease:
     def test_it_is_there_within_the_body_and_nowhere_else(self, redislock):
-        def draw(self):
+        def body(self):
             lease = current_lease()
             return lease is self.lease, lease is not None and lease.held
 
-        task = make(draw, bind=True)
+        task = make(body, bind=True)
         assert task.delay().get() == (True, True)
-        assert current_lease() is None
-        assert task.lease is None
+        assert (current_lease(), task.lease) == (None, None)
 
     def test_its_owner_is_the_run(self, redislock):
         task = make(lambda: current_lease().owner)
@@ -312,50 +289,62 @@ class TestLease:
 
     @pytest.mark.parametrize("ttl", [7, 7.0, timedelta(seconds=7)])
     def test_the_ttl_may_stand_first(self, redislock, ttl):
-        task = make(lambda: current_lease().ttl, ttl)
-        assert task.delay().get() == 7.0
+        assert make(lambda: current_lease().ttl, ttl).delay().get() == 7.0
 
-    def test_the_lock_is_free_after_a_success_and_after_a_failure(self, redislock):
-        task = make(lambda divisor: 1 / divisor, key="division")
-        task.delay(1).get()
-        redislock.assert_not_locked("division")
-        with pytest.raises(ZeroDivisionError):
-            task.delay(0).get()
-        redislock.assert_not_locked("division")
+    def test_if_it_is_lost_the_task_fails_at_the_end_of_its_body(self, redislock):
+        ended = []
+
+        def body():
+            redislock.simulate_lost("lottery")
+            ended.append(current_lease() is not None)
+
+        with pytest.raises(LockLost):
+            make(body, key="lottery").delay().get()
+        assert ended == [True]
+
+    @pytest.mark.parametrize("look", ["current_lease", "self.lease", "ensure_held"])
+    def test_with_abort_on_lost_the_body_ends_at_its_next_look(self, redislock, look):
+        ended = []
+
+        def body(self):
+            lease = self.lease
+            redislock.simulate_lost("lottery", "taken")
+            {
+                "current_lease": current_lease,
+                "self.lease": lambda: self.lease,
+                "ensure_held": lease.ensure_held,
+            }[look]()
+            ended.append(True)
+
+        with pytest.raises(LockLost, match="another owner"):
+            make(body, key="lottery", bind=True, abort_on_lost=True).delay().get()
+        assert ended == []
 
 
 class TestConflict:
     @pytest.mark.proves("P7")
-    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_a_skipped_run_returns_a_marked_value(self, redislock, how):
+    def test_a_skipped_run_returns_a_marked_value_and_is_logged_and_signalled(
+        self, redislock, caplog
+    ):
         task = make(key="lottery")
-        with redislock.simulate_held_by_other("lottery"):
-            result = running(task, how)()
+        with redislock.simulate_held_by_other("lottery"), heard(signals.task_skipped) as told:
+            result = of(task)
+            task.apply(task_id="the-id").get()
         assert result == {
             "skipped": "busy",
             "lock": "lottery",
             "holder": "another-host:1 simulated",
         }
-
-    def test_a_skip_is_logged_and_signalled(self, redislock, caplog):
-        seen = []
-
-        def receiver(**what):
-            seen.append(what)
-
-        signals.task_skipped.connect(receiver)
-        task = make(key="lottery")
-        with redislock.simulate_held_by_other("lottery"):
-            result = task.apply(task_id="the-id").get()
-        signals.task_skipped.disconnect(receiver)
-
-        (record,) = [one for one in caplog.records if one.name == "django_redislock.celery"]
-        assert record.levelno == logging.WARNING
-        assert "lottery" in record.message
-        assert "another-host:1" in record.message
-        assert [(one["sender"].name, one["result"], one["task_id"]) for one in seen] == [
-            (task.name, result, "the-id")
-        ]
+        assert {(one["sender"].name, one["result"]["skipped"]) for one in told} == {
+            (task.name, "busy")
+        }
+        assert told[-1]["task_id"] == "the-id"
+        logged = [one for one in caplog.records if one.name == "django_redislock.celery"]
+        assert {one.levelno for one in logged} == {logging.WARNING}
+        says = "lock 'lottery' is busy, held by another-host:1"
+        # A direct call has no id.
+        assert logged[0].message.startswith(f"Skipped {task.name}: {says}")
+        assert logged[-1].message.startswith(f"Skipped {task.name}[the-id]: {says}")
 
     @pytest.mark.parametrize(
         ("raising", "outcome"),
@@ -372,18 +361,12 @@ class TestConflict:
             if raising:
                 raise raising
 
-        told = []
-
-        def hear(**news):
-            told.append(news)
-
         task = make(body, key="lottery:{number}")
-        signals.run_ended.connect(hear)
-        try:
-            with suppress(type(raising) if raising else ZeroDivisionError):
-                task.apply((7,), task_id="the-id").get()
-        finally:
-            signals.run_ended.disconnect(hear)
+        with (
+            heard(signals.run_ended) as told,
+            suppress(type(raising) if raising else ZeroDivisionError),
+        ):
+            task.apply((7,), task_id="the-id").get()
         (news,) = told
         assert (news["sender"].name, news["job"]) == (task.name, task.name)
         assert (news["name"], news["template"]) == ("lottery:7", "lottery:{number}")
@@ -391,22 +374,8 @@ class TestConflict:
 
     @pytest.mark.parametrize("key", [None, lambda number: f"of {number}"])
     def test_the_template_of_a_lock_that_no_format_names_is_the_task(self, redislock, key):
-        def body(number):
-            lease = current_lease()
-            return lease.template
-
-        task = make(body, key=key)
+        task = make(lambda number: current_lease().template, key=key)
         assert task(7) == task.name
-
-    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-    def test_raise_raises_lock_timeout(self, redislock, how):
-        task = make(key="lottery", on_conflict="raise")
-        with (
-            redislock.simulate_held_by_other("lottery"),
-            pytest.raises(LockTimeout, match="another-host:1") as raised,
-        ):
-            running(task, how)()
-        assert raised.value.name == "lottery"
 
     def test_autoretry_may_act_on_it(self, redislock):
         task = make(
@@ -415,11 +384,12 @@ class TestConflict:
             autoretry_for=(LockTimeout,),
             retry_kwargs={"max_retries": 2, "countdown": 0},
         )
-        tries = []
-        signals.lock_timed_out.connect(receiver := lambda **_: tries.append(1), weak=False)
-        with redislock.simulate_held_by_other("lottery"), pytest.raises(LockTimeout):
+        with (
+            heard(signals.lock_timed_out) as tries,
+            redislock.simulate_held_by_other("lottery"),
+            pytest.raises(LockTimeout),
+        ):
             task.delay().get()
-        signals.lock_timed_out.disconnect(receiver)
         assert len(tries) == 3
 
     def test_an_item_whose_wait_has_run_out_says_why_it_did_not_come_back(self, redislock):
@@ -431,75 +401,34 @@ class TestConflict:
         assert skipped["reason"] == "an item of celery.map cannot go back to the broker"
         assert "reason" not in directly
 
-    def test_a_task_that_calls_itself_is_told_so_if_it_would_wait(self, redislock):
-        def draw():
-            task()
+    def test_a_task_that_calls_itself_is_skipped_as_any_other_or_told_so_if_it_would_wait(
+        self, redislock
+    ):
+        def call_itself(self):
+            return self()
 
-        task = make(draw, on_conflict="wait", wait=60)
-        with pytest.raises(LockMisuse, match="holds it already"):
-            task.delay().get()
-
-    def test_a_task_that_calls_itself_is_skipped_as_any_other(self, redislock):
-        def draw():
-            return task()
-
-        task = make(draw)
+        task = make(call_itself, bind=True)
         assert task.delay().get()["skipped"] == "busy"
+        waits = make(call_itself, bind=True, on_conflict="wait", wait=60)
+        with pytest.raises(LockMisuse, match="holds it already"):
+            waits.delay().get()
 
-    def test_the_log_shows_no_id_of_a_direct_call_that_is_skipped(self, redislock, caplog):
-        task = make(key="lottery")
-        with redislock.simulate_held_by_other("lottery"):
-            task()
-            sent = task.delay()
-        logged = [message for message in caplog.messages if message.startswith("Skipped")]
-        assert logged[0].startswith(f"Skipped {task.name}: lock 'lottery' is busy")
-        assert logged[1].startswith(f"Skipped {task.name}[{sent.id}]: lock 'lottery' is busy")
+    @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
+    def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
+        self, redislock, app, autoretry_for
+    ):
+        nowhere = {"broker_url": "redis://127.0.0.1:1/0", "task_publish_retry": False}
+        app.conf.update(task_always_eager=False, **nowhere)
+        task = make(key="lottery", on_conflict="retry", acks_late=True, autoretry_for=autoretry_for)
+        task.push_request(id="the-id", called_directly=False, args=(), kwargs={})
+        try:
+            with redislock.simulate_held_by_other("lottery"), pytest.raises(Reject) as rejected:
+                task.run()
+        finally:
+            task.pop_request()
+        assert rejected.value.requeue
 
-    def test_a_lock_of_the_same_name_excludes_the_task(self, redislock):
-        task = make(key="lottery")
-        with redislock.simulate_held_by_other("lottery"):
-            assert task.delay().get()["skipped"] == "busy"
-        with distributed_lock("something else"):
-            assert task.delay().get() == "lottery"
-
-
-class TestLoss:
-    """The lease is lost while the body runs."""
-
-    def test_the_task_fails_at_the_end_of_its_body(self, redislock):
-        ended = []
-
-        def draw():
-            redislock.simulate_lost("lottery")
-            ended.append(current_lease() is not None)
-
-        with pytest.raises(LockLost):
-            make(draw, key="lottery").delay().get()
-        assert ended == [True]
-
-    @pytest.mark.parametrize("look", ["current_lease", "self.lease", "ensure_held"])
-    def test_with_abort_on_lost_the_body_ends_at_its_next_look(self, redislock, look):
-        ended = []
-
-        def draw(self):
-            lease = self.lease
-            redislock.simulate_lost("lottery", "taken")
-            {
-                "current_lease": current_lease,
-                "self.lease": lambda: self.lease,
-                "ensure_held": lease.ensure_held,
-            }[look]()
-            ended.append(True)
-
-        with pytest.raises(LockLost, match="another owner"):
-            make(draw, key="lottery", bind=True, abort_on_lost=True).delay().get()
-        assert ended == []
-
-
-class TestRecords:
-    """What became of the runs under each lock."""
-
-    def test_the_last_success_failure_and_skip_are_kept(self, redislock):
+    def test_what_became_of_the_runs_under_a_lock_of_tasks_is_kept(self, redislock):
         task = make(lambda divisor: 1 / divisor, key="division")
         task.apply((1,), task_id="success").get()
         with pytest.raises(ZeroDivisionError):
@@ -507,25 +436,16 @@ class TestRecords:
         with redislock.simulate_held_by_other("division"):
             task.apply((1,), task_id="skip").get()
             task.apply((1,), task_id="last skip").get()
+        with distributed_lock("of no task"):
+            pass
         (record,) = held.records()
         assert (record.name, record.alias, record.skips) == ("division", "default", 2)
         runs = (record.last_success, record.last_failure, record.last_skip)
         assert [run and run.owner.task_id for run in runs] == ["success", "failure", "last skip"]
         assert (record.last_skip.why, record.last_skip.lasted) == ("busy", None)
-
-    def test_a_success_ends_the_count_of_skips(self, redislock):
-        task = make(key="lottery")
-        with redislock.simulate_held_by_other("lottery"):
-            task.delay()
-        task.delay()
-        record = held.record("lottery")
+        task.delay(1)
+        record = held.record("division")
         assert record.skips == 0
-
-    def test_a_lock_of_no_task_has_no_record(self, redislock):
-        with distributed_lock("lottery"):
-            pass
-        assert held.record("lottery") is None
-        assert held.records() == []
 
 
 async def draw_nothing(): ...
@@ -551,56 +471,42 @@ class TestUnstarted:
         ],
         ids=["coroutine", "generator", "async generator"],
     )
-    @pytest.mark.parametrize("how", ["direct", "eager"])
-    def test_it_is_no_success(self, redislock, make_result, what, how):
-        def draw():
+    def test_it_is_no_success(self, redislock, make_result, what):
+        def body():
             return make_result()
 
-        task = make(draw, key="lottery", once=3600, name="draw")
-        for _ in "ab":  # The second time too: `once` has not marked it as done.
+        task = make(body, key="lottery", once=3600, name="draw")
+        for run in ways(task):  # Not only the first time: `once` has not marked it as done.
             with pytest.raises(TypeError, match=f"draw.* has returned, but its {what} would run"):
-                running(task, how)()
+                run()
         record = held.record("lottery")
-        assert record.last_success is None
-        assert record.last_failure is not None
+        assert (record.last_success, record.last_failure is None) == (None, False)
 
     @pytest.mark.django_db(transaction=True)
     def test_what_it_has_written_is_rolled_back(self, redislock):
-        def draw():
+        def body():
             Group.objects.create(name="drawn")
             return draw_nothing()
 
         with pytest.raises(TypeError, match="its coroutine would run"):
-            make(draw, key="lottery", atomic=True).delay().get()
+            make(body, key="lottery", atomic=True).delay().get()
         assert not Group.objects.exists()
 
 
 class TestAfterASuccess:
-    def test_min_hold_keeps_the_lock(self, redislock):
-        task = make(key="lottery", min_hold=60)
-        assert task.delay().get() == "lottery"
-        assert task.delay().get()["skipped"] == "cooling"
-        redislock.assert_locked("lottery")
-
-    def test_once_makes_the_name_done(self, redislock):
-        task = make(key="lottery", once=timedelta(days=7))
-        assert task.delay().get() == "lottery"
-        assert task.delay().get()["skipped"] == "done"
-        redislock.assert_not_locked("lottery")
-
     @pytest.mark.parametrize(
-        ("options", "skipped", "says"),
+        ("options", "skipped"),
         [
-            ({"min_hold": 60}, "cooling", "cooling, taken by"),
-            ({"min_hold": 60, "on_conflict": "wait", "wait": 0.1}, "cooling", "cooling, taken by"),
-            ({"min_hold": 60, "on_conflict": "retry"}, "cooling", "cooling, taken by"),
-            ({"min_hold": 60, "limit": 2}, "cooling", "cooling, taken by"),
-            ({"once": 60}, "done", "done, by"),
+            ({"min_hold": 60}, "cooling"),
+            ({"min_hold": 60, "on_conflict": "wait", "wait": 0.1}, "cooling"),
+            ({"min_hold": 60, "on_conflict": "retry"}, "cooling"),
+            ({"min_hold": 60, "limit": 2}, "cooling"),
+            ({"once": timedelta(seconds=60)}, "done"),
         ],
         ids=["cooling", "wait", "retry", "limit", "done"],
     )
     def test_a_skip_after_it_says_whose_it_was_and_when_and_alarms_nobody(
-        self, redislock, caplog, options, skipped, says
+        self, redislock, caplog, options, skipped
     ):
         caplog.set_level(logging.INFO, "django_redislock.celery")
         task = make(key="lottery", **options)
@@ -614,14 +520,17 @@ class TestAfterASuccess:
         assert 4 <= ago < 30
         (logged,) = [one for one in caplog.records if one.message.startswith("Skipped")]
         assert logged.levelno == logging.INFO
+        says = {"cooling": "cooling, taken by", "done": "done, by"}[skipped]
         assert f"lock 'lottery' is {says} {by}, {duration(ago)} ago" in logged.message
         record = held.record("lottery")
         assert (record.last_skip.why, record.skips) == (skipped, 1)
+        assert distributed_lock("lottery").locked() == (skipped == "cooling")
 
     def test_a_function_is_told_whether_anybody_holds_it(self, redislock):
-        task = make(
-            key="lottery", min_hold=60, on_conflict=lambda found: (found.cooling, found.holder)
-        )
+        def answer(found):
+            return found.cooling, found.holder
+
+        task = make(key="lottery", min_hold=60, on_conflict=answer)
         with redislock.simulate_held_by_other("lottery"):
             assert task.delay().get() == (False, "another-host:1 simulated")
         task.apply(task_id="first").get()
@@ -629,51 +538,37 @@ class TestAfterASuccess:
         assert (cooling, holder.rpartition(" ")[2]) == (True, "first")
 
     @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
-    def test_a_failure_leaves_it_free(self, redislock, options):
-        results = iter([ValueError("first"), "second"])
-
-        def draw():
-            result = next(results)
-            if isinstance(result, Exception):
-                raise result
-            return result
-
-        task = make(draw, **options)
-        with pytest.raises(ValueError, match="first"):
-            task.delay().get()
-        assert task.delay().get() == "second"
-
-    @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
-    def test_a_run_that_published_its_retry_is_no_success_although_it_ends_well(
-        self, redislock, options
-    ):
-        def draw(self, *, again):
-            if again:
+    def test_a_failure_and_a_run_that_published_its_retry_leave_it_free(self, redislock, options):
+        def body(self, end):
+            if end == "fail":
+                raise ValueError(end)
+            if end == "ask again":
                 self.retry(throw=False)
-            return "drawn" if not again else "asked again"
+            return end
 
-        task = make(draw, key="lottery", bind=True, **options)
-        assert task.delay(again=True).get() == "asked again"
+        task = make(body, key="lottery", bind=True, **options)
+        with pytest.raises(ValueError, match="fail"):
+            task.delay("fail").get()
+        assert task.delay("ask again").get() == "ask again"
         redislock.assert_not_locked("lottery")
-        assert task.delay(again=False).get() == "drawn"
-        assert task.delay(again=False).get()["skipped"]
+        assert task.delay("draw").get() == "draw"
+        assert task.delay("draw").get()["skipped"]
 
     def test_a_retry_that_cannot_be_published_changes_nothing(self, redislock):
-        def draw(self):
+        def body(self):
             with suppress(Retry):
                 self.retry()
 
-        task = make(draw, key="lottery", bind=True, min_hold=60)
-        task()  # Called directly, so there is no message to publish again.
+        make(body, key="lottery", bind=True, min_hold=60)()  # There is no message to publish again.
         redislock.assert_locked("lottery")
 
     def test_a_retry_is_no_success(self, redislock):
-        def draw(self):
+        def body(self):
             if self.request.retries < 2:
                 raise self.retry(countdown=0)
             return self.request.retries
 
-        task = make(draw, key="lottery", min_hold=60, bind=True)
+        task = make(body, key="lottery", min_hold=60, bind=True)
         assert task.delay().get() == 2
         redislock.assert_locked("lottery")
 
@@ -685,40 +580,29 @@ class TestComposition:
 
     def test_arguments_are_checked_before_a_task_is_published(self, app):
         app.conf.task_always_eager = False
-
-        def draw(self, draw_id): ...
-
-        with pytest.raises(TypeError, match="draw_id"):
-            make(draw, bind=True).delay()
-
-    def test_retry_within_the_body_runs_again(self, redislock):
-        def draw(self):
-            if self.request.retries < 2:
-                raise self.retry(countdown=0)
-            return self.request.retries
-
-        assert make(draw, bind=True).delay().get() == 2
+        with pytest.raises(TypeError, match="number"):
+            make(of_itself, bind=True).delay()
 
     def test_a_decorator_below_may_run_a_coroutine_function(self, redislock):
         def synchronous(function):
             @functools.wraps(function)
-            def run(*args: Any, **kwargs: Any) -> Any:
+            def run(*args, **kwargs):
                 return asyncio.run(function(*args, **kwargs))
 
             return run
 
         @synchronous
-        async def draw(country: str) -> str:
+        async def body(country):
             lease = held.get(f"lottery:{country}")
             return lease.name if lease else ""
 
-        assert make(draw, key="lottery:{country}").delay("nl").get() == "lottery:nl"
+        assert make(body, key="lottery:{country}").delay("nl").get() == "lottery:nl"
 
     @pytest.mark.parametrize("key", ["lottery:{country}", lambda country: f"lottery:{country}"])
-    def test_a_decorator_below_may_give_the_function_more_arguments(self, redislock, app, key):
+    def test_a_decorator_below_may_give_the_function_more_arguments(self, redislock, key):
         def with_database(function):
             @functools.wraps(function)
-            def run(*args: Any, **kwargs: Any) -> Any:
+            def run(*args, **kwargs):
                 return function("database", *args, **kwargs)
 
             signature = inspect.signature(function)
@@ -727,12 +611,11 @@ class TestComposition:
             return run
 
         @with_database
-        def draw(database: str, country: str) -> tuple[str, str]:
-            return database, country
+        def body(database, country):
+            return [database, country]
 
-        task = make(draw, key=key)
-        for how in ("direct", "eager", "apply"):
-            assert tuple(running(task, how)("nl")) == ("database", "nl")
+        task = make(body, key=key)
+        assert of(task, "nl") == ["database", "nl"]
         with redislock.simulate_held_by_other("lottery:nl"):
             assert not task("nl")
         with pytest.raises(TypeError, match="country"):
@@ -752,25 +635,35 @@ class TestComposition:
             greeting = "hello"
 
             def before_start(self, task_id, args, kwargs):
-                greeted.append(self.greeting)
+                seen.append(self.greeting)
 
-        greeted = []
+            def apply_async(self, args=None, kwargs=None, **options):  # Options by name only.
+                seen.append(options["task_id"])
+                return super().apply_async(args, kwargs, **options)
+
+        seen = []
         task = make(base=Greeting, key="lottery", greeting="hi")
-        assert task.delay().get() == "lottery"
-        assert greeted == ["hi"]
+        assert task.apply_async(task_id="id-1").get() == "lottery"
+        assert seen == ["id-1", "hi"]
         assert isinstance(task, Greeting)
         assert isinstance(task, SingleInstanceTask)
 
-    def test_a_base_class_may_take_the_options_of_a_call_by_name_only(self, redislock):
+    def test_a_call_of_the_class_given_as_base_is_around_the_lock_of_a_skipped_run_too(
+        self, redislock
+    ):
         class Counting(Task):
-            def apply_async(self, args=None, kwargs=None, **options):
-                counted.append(options["task_id"])
-                return super().apply_async(args, kwargs, **options)
+            abstract = True
 
-        counted = []
-        task = make(base=Counting, key="lottery")
-        assert task.apply_async(task_id="id-1").get() == "lottery"
-        assert counted == ["id-1"]
+            def __call__(self, *args, **kwargs):
+                calls.append(current_lease())
+                return super().__call__(*args, **kwargs)
+
+        calls = []
+        task = make(lambda: "did", key="order:7", base=Counting)
+        assert of(task) == "did"
+        with redislock.simulate_held_by_other("order:7"):
+            assert of(task)["skipped"] == "busy"
+        assert calls == [None] * 6
 
     def test_so_is_the_class_that_an_app_has_for_its_tasks(self, redislock):
         class Tenant(Task):
@@ -781,23 +674,6 @@ class TestComposition:
             assert other.tasks[task.name].tenant == "first"
             assert not hasattr(task, "tenant")
 
-    def test_delay_on_commit_works_in_a_django_project(
-        self, redislock, db, django_capture_on_commit_callbacks
-    ):
-        ran = []
-        task = make(lambda: ran.append(1))
-        with django_capture_on_commit_callbacks(execute=True):
-            task.delay_on_commit()
-            assert ran == []
-        assert ran == [1]
-
-    def test_app_task_takes_our_class(self, redislock, app):
-        @app.task(base=SingleInstanceTask, single_instance={"key": "lottery:{draw_id}"})
-        def draw(draw_id: int) -> str:
-            return current_lease().name
-
-        assert draw.delay(3).get() == "lottery:3"
-
     def test_an_app_may_have_our_class_for_all_its_tasks_but_those_of_celery(self, redislock):
         # Without a key: shared tasks of other tests become tasks of this app, too.
         class OfApp(SingleInstanceTask):
@@ -805,18 +681,24 @@ class TestComposition:
 
         with Celery("other", task_cls=OfApp, set_as_current=False) as other, current(other):
             other.conf.update(EAGER)
-
-            @other.task(name="bill")
-            def bill(account: int) -> str:
-                return current_lease().name
-
+            bill = other.task(name="bill")(of_number)
             with distributed_lock("celery.map"), distributed_lock("celery.chunks"):
                 assert bill.map([1, 2]).delay().get() == ["bill", "bill"]
             own = [task for name, task in other.tasks.items() if name.startswith("celery.")]
             assert own
             assert {one.single_instance_options for one in own} == {SingleInstance()}
 
-    def test_a_task_may_be_a_class(self, redislock, app):
+    def test_a_task_may_be_a_class_and_a_subclass_may_change_its_body_or_its_options_alone(
+        self, redislock, app
+    ):
+        class Body:
+            def run(self, draw_id):
+                return lock_of()
+
+        class Inheriting(Body, SingleInstanceTask):
+            name = "inheriting"
+            single_instance = {"key": "lottery:{draw_id}"}
+
         class Draw(SingleInstanceTask):
             name = "draw"
             single_instance = {"key": "lottery:{draw_id}"}
@@ -830,29 +712,6 @@ class TestComposition:
             def run(self, draw_id):
                 return super().run(draw_id) + ", again"
 
-        assert app.register_task(Draw()).delay(3).get() == "lottery:3"
-        assert app.register_task(Redraw()).delay(3).get() == "lottery:3, again"
-
-    def test_a_body_that_is_inherited_is_locked_too(self, redislock, app):
-        class Body:
-            def run(self, draw_id):
-                lease = current_lease()
-                return lease.name if lease else "not locked"
-
-        class Draw(Body, SingleInstanceTask):
-            name = "draw"
-            single_instance = {"key": "lottery:{draw_id}"}
-
-        assert app.register_task(Draw()).delay(3).get() == "lottery:3"
-
-    def test_a_subclass_may_change_the_options_alone(self, redislock, app):
-        class Draw(SingleInstanceTask):
-            name = "draw"
-            single_instance = {"key": "lottery:{draw_id}"}
-
-            def run(self, draw_id):
-                return self.lease.name
-
         class Bingo(Draw):
             name = "bingo"
             single_instance = {"key": "bingo:{draw_id}"}
@@ -860,7 +719,13 @@ class TestComposition:
         class Again(Bingo):
             name = "again"
 
-        for task, lock in ((Draw, "lottery:3"), (Bingo, "bingo:3"), (Again, "bingo:3")):
+        for task, lock in (
+            (Inheriting, "lottery:3"),
+            (Draw, "lottery:3"),
+            (Redraw, "lottery:3, again"),
+            (Bingo, "bingo:3"),
+            (Again, "bingo:3"),
+        ):
             assert app.register_task(task()).delay(3).get() == lock
 
     @pytest.mark.parametrize("of_ours", [True, False])
@@ -876,7 +741,7 @@ class TestComposition:
             single_instance = {"ttl": 60}
 
         def bill(account):
-            return current_lease().name
+            return lock_of()
 
         task = make(bill, base=Slow, min_hold=7)
         assert task.delay(3).get() == "account:3"
@@ -891,29 +756,11 @@ class TestComposition:
             make(lambda order: None, base=Slow)
 
     def test_run_called_in_the_body_is_a_run_of_its_own(self, redislock):
-        def draw(self, draw_id):
-            return [current_lease().name, *(self.run(2) if draw_id == 1 else [])]
+        def body(self, draw_id):
+            return [lock_of(), *(self.run(2) if draw_id == 1 else [])]
 
-        task = make(draw, key="lottery:{draw_id}", bind=True)
+        task = make(body, key="lottery:{draw_id}", bind=True)
         assert task.delay(1).get() == ["lottery:1", "lottery:2"]
-
-    @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
-    def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
-        self, redislock, app, autoretry_for
-    ):
-        app.conf.update(
-            task_always_eager=False,
-            broker_url="redis://127.0.0.1:1/0",
-            task_publish_retry=False,
-        )
-        task = make(key="lottery", on_conflict="retry", acks_late=True, autoretry_for=autoretry_for)
-        task.push_request(id="the-id", called_directly=False, args=(), kwargs={})
-        try:
-            with redislock.simulate_held_by_other("lottery"), pytest.raises(Reject) as rejected:
-                task.run()
-        finally:
-            task.pop_request()
-        assert rejected.value.requeue
 
     @pytest.mark.parametrize("above", ["shared_task", "app.task"])
     def test_a_task_decorator_above_ours_changes_nothing(self, redislock, app, above):
@@ -928,9 +775,35 @@ class TestComposition:
         with redislock.simulate_held_by_other("lottery"):
             assert outer.delay().get()["skipped"] == "busy"
 
+    def test_the_id_of_a_call_may_be_a_uuid(self, locks):
+        id_ = UUID(int=7)
+        task = make(lambda: current_activity.get().task_id)
+        assert task.apply_async(task_id=id_).get() == task.apply(task_id=id_).get() == str(id_)
 
-def draw(draw_id):
-    """A function to decorate."""
+    def test_in_a_request_an_eager_task_and_a_job_in_it_keep_the_path_and_their_ids(
+        self, redislock, app
+    ):
+        def owner(name):
+            with distributed_lock(name) as lease:
+                return lease.owner.path, lease.owner.task, lease.owner.task_id
+
+        @app.task(name="outer")
+        def outer():
+            return [owner("before"), inner.apply(task_id="2").get(), job(), owner("after")]
+
+        inner = app.task(name="inner")(lambda: owner("inner"))
+
+        @single_instance("job")
+        def job():
+            return owner("in the job")
+
+        with busy_with(Activity(path="/draw/")):
+            before, of_inner, of_job, after = outer.apply(task_id="1").get()
+            assert owner("request") == ("/draw/", "", "")
+        assert before == after == ("/draw/", "outer", "1")
+        assert of_inner == ("/draw/", "inner", "2")
+        assert of_job[::2] == ("/draw/", "1")
+        assert of_job[1].endswith("job")
 
 
 async def draw_async():
@@ -944,8 +817,14 @@ class AsyncDraw:
         """Draw."""
 
 
+NOT_TO_BE_CALLED = [SingleInstance, staticmethod(draw), classmethod(draw), property(draw)]
+
+
 class TestRefusedAtImport:
-    """A mistake shows at the line that has it, not when the task first runs."""
+    """A mistake shows at the line that has it, not when the task first runs.
+
+    tests/jobs/test_single_instance.py has those that are refused to a function too.
+    """
 
     @pytest.mark.parametrize(
         ("options", "error", "message"),
@@ -958,41 +837,23 @@ class TestRefusedAtImport:
             ({"key": "lottery:{"}, InvalidLockName, "no format string"),
             ({"limits": [Limit("lottery:{draw}", 2)]}, InvalidLockName, "'draw', which"),
             ({"key": 7}, ValueError, "key must be a format string"),
-            (
-                {"key": lambda draw_id, country: ""},
-                InvalidLockName,
-                "nor all of the task's, which are draw_id",
-            ),
+            ({"key": lambda draw_id, of: ""}, InvalidLockName, "nor all.* which are draw_id"),
             ({"key": draw_async}, InvalidLockName, "draw_async.*returns a str"),
-            ({"ttl": 0.049}, ValueError, "ttl must be at least 0.05 seconds"),
-            ({"ttl": "30"}, ValueError, "ttl must be"),
-            ({"max_hold": -1}, ValueError, "max_hold must be"),
-            ({"min_hold": float("nan")}, ValueError, "min_hold must be"),
-            ({"once": True}, ValueError, "once must be"),
-            ({"renew": 1}, ValueError, "renew must be"),
-            ({"on_unavailable": "skip"}, ValueError, "on_unavailable must be one of 'raise'"),
-            ({"wait": 5}, ValueError, "wait needs on_conflict"),
             ({"conflict_deadline": 5}, ValueError, "conflict_deadline needs on_conflict"),
+            ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
             ({"queued_ttl": 60}, ValueError, "queued_ttl needs unique_queued=True"),
-            ({"limit": 0}, ValueError, "limit must be an integer, 1 to 100"),
-            ({"limit": 2, "once": 60}, ValueError, "once and limit exclude each other"),
             ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),
             ({"queued_headers": []}, ValueError, "queued_headers needs unique_queued=True"),
             ({"queued_headers": "_schema"}, ValueError, "queued_headers must be a list"),
             ({"queued_headers": [1]}, ValueError, "queued_headers must be a list"),
             ({"unique_queued": "latest"}, ValueError, 'must be True, "newest" or False'),
             ({"unique_queued": []}, ValueError, 'must be True, "newest" or False'),
-            ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
             ({"give_up_after": 0}, ValueError, "give_up_after must be an integer, at least 1"),
             ({"give_up_after": True}, ValueError, "give_up_after must be an integer"),
-            (
-                {"give_up_after": 3, "acks_late": False},
-                ValueError,
-                "give_up_after needs acks_late=True",
-            ),
+            ({"give_up_after": 3, "acks_late": False}, ValueError, "needs acks_late=True"),
             ({"abort_on_lost": "yes"}, ValueError, "abort_on_lost must be"),
-            ({"using": ""}, ValueError, "using must be a non-empty string"),
             ({"release_on_commit": True}, TypeError, "the body runs under the lock"),
+            ({"on_unavailable": "skip"}, ValueError, "on_unavailable must be one of 'raise'"),
             ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'skip', 'raise'"),
             ({"on_conflict": asyncio.sleep}, TypeError, r"on_conflict cannot be sleep\(\)"),
             ({"key": "gpu#2", "limit": 2}, InvalidLockName, "ends in # and a number"),
@@ -1010,53 +871,41 @@ class TestRefusedAtImport:
 
     def test_an_attribute_that_looks_like_an_option(self, app):
         @app.task(base=SingleInstanceTask, key="lottery:{draw_id}", once=60, lazy=True)
-        def draw(draw_id: int) -> None: ...
+        def draw(draw_id): ...
 
         with pytest.raises(TypeError, match=r"test_task\.py:\d+ would have no effect") as raised:
             draw.delay(1)
         line = 'Write single_instance={"key": \'lottery:{draw_id}\', "once": 60}.'
         assert line in str(raised.value)
 
-    def test_or_one_of_a_class(self):
-        with pytest.raises(TypeError, match="'ttl' of the task Base would have no effect"):
+    def test_what_a_class_says(self):
+        def limit(self):
+            """A method of its own is no option."""
 
-            class Base(SingleInstanceTask):
-                abstract = True
-                ttl = 60
+        async def run(self): ...
 
-                def limit(self):
-                    """A method of its own is none."""
-                    return 3
-
-    def test_single_instance_that_is_no_dictionary(self):
-        with pytest.raises(TypeError, match="of Base must be a dictionary of options"):
-
-            class Base(SingleInstanceTask):
-                single_instance = "lottery:{draw_id}"
-
-                def run(self, draw_id): ...
+        for said, message in (
+            ({"abstract": True, "ttl": 60, "limit": limit}, "'ttl' of the task Base would have no"),
+            ({"single_instance": "lottery:{draw_id}", "run": draw}, "of Base must be a dictionary"),
+            ({"run": run}, r"run\(\) cannot be a task"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                type("Base", (SingleInstanceTask,), {"__module__": __name__, **said})
 
     def test_none_is_as_if_an_option_was_not_given(self):
-        nothing = dict.fromkeys(OPTIONS)
-        assert SingleInstance(**nothing) == SingleInstance()
+        assert SingleInstance(**dict.fromkeys(OPTIONS)) == SingleInstance()
 
-    def test_the_ttl_given_twice(self):
+    def test_the_ttl_given_twice_or_a_name_by_position(self):
         with pytest.raises(TypeError, match="ttl twice"):
             single_instance_task(30, ttl=30)
-
-    def test_a_name_by_position(self):
         with pytest.raises(TypeError, match="Write key='lottery' if that is the name of the lock"):
             single_instance_task("lottery")
 
-    @pytest.mark.parametrize("bare", [True, False])
-    @pytest.mark.parametrize(
-        "made",
-        [SingleInstance, staticmethod(draw), classmethod(draw), property(draw)],
-        ids=["class", "staticmethod", "classmethod", "property"],
-    )
-    def test_what_a_worker_cannot_call(self, made, bare):
-        with pytest.raises(TypeError, match="makes a task of a function, not of"):
-            single_instance_task(made) if bare else single_instance_task(ttl=30)(made)
+    @pytest.mark.parametrize("made", NOT_TO_BE_CALLED, ids=lambda made: type(made).__name__)
+    def test_what_a_worker_cannot_call(self, made):
+        for decorator in (single_instance_task, single_instance_task(ttl=30)):
+            with pytest.raises(TypeError, match="makes a task of a function, not of"):
+                decorator(made)
 
     @pytest.mark.parametrize("options", [{}, {"ttl": 30, "acks_late": True}])
     def test_the_wrong_order_of_decorators(self, app, options):
@@ -1066,33 +915,21 @@ class TestRefusedAtImport:
                 single_instance_task(**options)(task)
             assert f"\n    @single_instance_task({given})\n    def " in str(raised.value)
 
-    def test_a_coroutine_function(self):
-        with pytest.raises(TypeError, match=r"draw_async\(\) cannot be a task"):
-            single_instance_task(draw_async)
-
     @pytest.mark.parametrize(
         "function",
         [
+            draw_async,
             draw_one_by_one,
             contextmanager(draw_in_turn),
             markcoroutinefunction(lambda: None),
             functools.partial(draw_async),
             AsyncDraw(),
         ],
-        ids=[
-            *("async generator", "context manager", "marked as a coroutine function"),
-            *("partial of a coroutine function", "object"),
-        ],
+        ids=["coroutine", "async generator", "context manager", "marked", "partial", "object"],
     )
     def test_a_function_of_which_nothing_would_run(self, function):
         with pytest.raises(TypeError, match=r"\(\) cannot be a task"):
             single_instance_task(function)
-
-    def test_a_class_whose_body_is_one(self):
-        with pytest.raises(TypeError, match=r"run\(\) cannot be a task"):
-
-            class Draw(SingleInstanceTask):
-                async def run(self): ...
 
 
 def count_calls_of_a_run():
@@ -1110,162 +947,84 @@ def test_a_run_is_a_short_one(locks, spawn):
     assert len(shortest) <= MOST_CALLS, shortest
 
 
-# --- a lease that the caller hands over -----------------------------------------------------------
+class TestBaton:
+    """A lease that the caller hands over."""
 
+    @pytest.fixture
+    def baton(self, locks):
+        """Of the lease of ``order:7``, which has ended otherwise."""
+        with distributed_lock("order:7", wait=0) as lease:
+            return lease.hand_over(within=600)
 
-def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks):
-    def body(order):
-        lease = current_lease()
-        lease.ensure_held(verify=True)
-        return lease.fence
+    def test_a_run_goes_on_with_it(self, locks):
+        def body(order):
+            lease = current_lease()
+            lease.ensure_held(verify=True)
+            return lease.fence
 
-    task = make(body, key="order:{order}", on_conflict="raise")
-    with distributed_lock("order:7") as lease:
-        baton = lease.hand_over()
-        with pytest.raises(LockTimeout):
-            task.delay(7).get()
-        assert task.delay(7, baton=baton).get() > lease.fence
-    # Delivered again: it asks as any other run.
-    assert task.delay(order=7, baton=baton).get() > lease.fence
-    record = held.records()[0]
-    assert (record.name, record.last_success is not None) == ("order:7", True)
-    assert not distributed_lock("order:7").locked()
+        task = make(body, key="order:{order}", on_conflict="raise")
+        with distributed_lock("order:7") as lease:
+            baton = lease.hand_over()
+            with pytest.raises(LockTimeout):
+                task.delay(7).get()
+            assert task.delay(7, baton=baton).get() > lease.fence
+        # Delivered again: it asks as any other run.
+        assert task.delay(order=7, baton=baton).get() > lease.fence
+        record = held.records()[0]
+        assert (record.name, record.last_success is not None) == ("order:7", True)
+        assert not distributed_lock("order:7").locked()
 
+    @pytest.mark.parametrize("how", ["apply", "group", "chain", "chord"])
+    def test_a_signature_takes_it_in_eager_mode_too(self, baton, how):
+        task = make(lambda order: order, key="order:{order}", on_conflict="raise")
+        after = make(lambda found: found, key="after")
+        ship = task.s(7, baton=baton)
+        sent = {
+            "apply": ship.apply,
+            "group": group(ship).apply_async,
+            "chain": chain(ship, after.s()).apply_async,
+            "chord": chord([ship], after.s()).apply_async,
+        }[how]()
+        assert sent.get() == (7 if how in {"apply", "chain"} else [7])
+        assert not distributed_lock("order:7").locked()
 
-@pytest.mark.parametrize("how", ["apply", "group", "chain", "chord"])
-def test_a_signature_takes_a_baton_in_eager_mode_too(locks, how):
-    task = make(lambda order: order, key="order:{order}", on_conflict="raise")
-    after = make(lambda found: found, key="after")
-    with distributed_lock("order:7", wait=0) as lease:
-        baton = lease.hand_over(within=600)
-    ship = task.s(7, baton=baton)
-    sent = {
-        "apply": ship.apply,
-        "group": group(ship).apply_async,
-        "chain": chain(ship, after.s()).apply_async,
-        "chord": chord([ship], after.s()).apply_async,
-    }[how]()
-    assert sent.get() == (7 if how in {"apply", "chain"} else [7])
-    assert not distributed_lock("order:7").locked()
+    @pytest.mark.django_db(transaction=True)
+    def test_if_it_is_handed_to_a_run_which_is_done_it_ends_at_once(self, locks):
+        task = make(lambda order: "did", key="order:{order}", atomic=True, once="database")
+        assert task.delay(7).get() == "did"
+        with distributed_lock("order:7", wait=0) as lease:
+            baton = lease.hand_over(within=600)
+        assert task.delay(7, baton=baton).get()["skipped"] == "done"
+        assert not distributed_lock("order:7").locked()
 
+    def test_a_run_goes_on_with_a_permit_if_both_have_the_same_limit(self, locks):
+        def permit():
+            lease = current_lease()
+            return lease and lease.permit
 
-@pytest.mark.django_db(transaction=True)
-def test_a_lease_that_is_handed_to_a_run_which_is_done_ends_at_once(locks):
-    task = make(lambda order: "did", key="order:{order}", atomic=True, once="database")
-    assert task.delay(7).get() == "did"
-    with distributed_lock("order:7", wait=0) as lease:
-        baton = lease.hand_over(within=600)
-    assert task.delay(7, baton=baton).get()["skipped"] == "done"
-    assert not distributed_lock("order:7").locked()
+        with distributed_lock("gpu", limit=2), distributed_lock("gpu", limit=2) as lease:
+            baton = lease.hand_over()
+            with pytest.raises(LockMisuse, match="by the same limit"):
+                make(permit, key="gpu", limit=3).delay(baton=baton)
+            assert make(permit, key="gpu", limit=2).delay(baton=baton).get() == 2
 
+    def test_that_of_another_lock_is_refused_where_it_is_passed(self, baton):
+        with pytest.raises(LockMisuse, match="the baton is of lock 'order:7'"):
+            make(lambda order: order, key="order:{order}").delay(8, baton=baton)
+        with pytest.raises(ValueError, match="baton must be what"):
+            make(lambda: None).delay(baton=f"{baton}x")
+        with take_up(baton) as lease:
+            assert lease.held
 
-def test_the_id_of_a_call_may_be_a_uuid(locks):
-    id_ = UUID(int=7)
-    task = make(lambda: current_activity.get().task_id)
-    assert task.apply_async(task_id=id_).get() == task.apply(task_id=id_).get() == str(id_)
+    @pytest.mark.parametrize("how", ["delay", "apply"])
+    def test_a_task_may_have_an_argument_of_that_name(self, locks, how):
+        takes_any = make(lambda **any_: any_, key="race:{baton}")
+        for task, expected in ((make(lambda baton: baton), "tin"), (takes_any, {"baton": "tin"})):
+            sent = task.delay(baton="tin") if how == "delay" else task.apply((), {"baton": "tin"})
+            assert sent.get() == expected
+        assert make(lambda **any_: any_).delay(baton=7, of=8).get() == {"baton": 7, "of": 8}
 
-
-def test_a_run_goes_on_with_the_permit_of_its_caller_if_both_have_the_same_limit(locks):
-    def permit():
-        lease = current_lease()
-        return lease and lease.permit
-
-    with distributed_lock("gpu", limit=2), distributed_lock("gpu", limit=2) as lease:
-        baton = lease.hand_over()
-        with pytest.raises(LockMisuse, match="by the same limit"):
-            make(permit, key="gpu", limit=3).delay(baton=baton)
-        assert make(permit, key="gpu", limit=2).delay(baton=baton).get() == 2
-
-
-def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks):
-    with distributed_lock("order:8") as lease:
-        baton = lease.hand_over()
-    with pytest.raises(LockMisuse, match="the baton is of lock 'order:8'"):
-        make(lambda order: order, key="order:{order}").delay(7, baton=baton)
-    with pytest.raises(ValueError, match="baton must be what"):
-        make(lambda: None).delay(baton=f"{baton}x")
-    with take_up(baton) as lease:
-        assert lease.held
-
-
-@pytest.mark.parametrize("how", ["direct", "eager", "apply"])
-def test_a_call_of_the_class_given_as_base_is_around_the_lock_of_a_skipped_run_too(redislock, how):
-    class Counting(Task):
-        abstract = True
-
-        def __call__(self, *args, **kwargs):
-            calls.append(current_lease())
-            return super().__call__(*args, **kwargs)
-
-    calls = []
-    task = make(lambda: "did", key="order:7", base=Counting)
-    assert running(task, how)() == "did"
-    with redislock.simulate_held_by_other("order:7"):
-        assert running(task, how)()["skipped"] == "busy"
-    assert calls == [None, None]
-
-
-@pytest.mark.parametrize("how", ["delay", "apply"])
-def test_a_task_may_have_an_argument_of_that_name(locks, how):
-    takes_any = make(lambda **any_: any_, key="race:{baton}")
-    for task, expected in ((make(lambda baton: baton), "tin"), (takes_any, {"baton": "tin"})):
-        sent = task.delay(baton="tin") if how == "delay" else task.apply((), {"baton": "tin"})
-        assert sent.get() == expected
-    assert make(lambda **any_: any_).delay(baton=7, of=8).get() == {"baton": 7, "of": 8}
-
-
-def test_a_task_that_takes_any_argument_takes_a_baton_too(locks):
-    task = make(lambda order, **any_: any_, key="order:{order}", on_conflict="raise")
-    with distributed_lock("order:7", wait=0) as lease:
-        baton = lease.hand_over(within=600)
-    assert task.delay(7, baton=baton, of=8).get() == {"of": 8}
-    assert not distributed_lock("order:7").locked()
-
-
-def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog):
-    """docs/declined.md: so no lock is taken there."""
-
-    def refuse(**_):
-        raise LockTimeout("lottery", "web-2:4711", 28.6)
-
-    draws = []
-
-    @shared_task
-    def draw(ball: str) -> None:
-        draws.append(ball)
-
-    task_prerun.connect(refuse)
-    try:
-        draw.apply(args=["ball 7"])
-    finally:
-        task_prerun.disconnect(refuse)
-    assert draws == ["ball 7"]
-    assert "Lock 'lottery' is busy" in caplog.text
-
-
-def test_in_a_request_an_eager_task_and_a_job_in_it_keep_the_path_and_their_ids(redislock):
-    def owner(name):
-        with distributed_lock(name) as lease:
-            return lease.owner.path, lease.owner.task, lease.owner.task_id
-
-    with celery_app(**EAGER) as app:
-
-        @app.task(name="outer")
-        def outer() -> list[Any]:
-            return [owner("before"), inner.apply(task_id="2").get(), job(), owner("after")]
-
-        @app.task(name="inner")
-        def inner() -> tuple[str, str, str]:
-            return owner("inner")
-
-        @single_instance("job")
-        def job() -> tuple[str, str, str]:
-            return owner("in the job")
-
-        with busy_with(Activity(path="/draw/")):
-            before, of_inner, of_job, after = outer.apply(task_id="1").get()
-            assert owner("request") == ("/draw/", "", "")
-    assert before == after == ("/draw/", "outer", "1")
-    assert of_inner == ("/draw/", "inner", "2")
-    assert of_job[::2] == ("/draw/", "1")
-    assert of_job[1].endswith("job")
+    def test_a_task_that_takes_any_argument_takes_a_baton_too(self, baton):
+        task = make(lambda order, **any_: any_, key="order:{order}", on_conflict="raise")
+        assert task.delay(7, baton=baton, of=8).get() == {"of": 8}
+        assert not distributed_lock("order:7").locked()

@@ -1,9 +1,5 @@
 """Jobs as tasks of Django: of Django 6, or of its backport, django-tasks."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from django_redislock import distributed_lock, single_instance
 from django_redislock.jobs import current_lease
 
@@ -21,31 +17,31 @@ def lock():
 
 @task
 @single_instance("import:{source}")
-def load(source: str) -> str:
+def load(source):
     """A job that blocks."""
     return lock()
 
 
 @task
 @single_instance("import:{source}")
-async def aload(source: str) -> str:
+async def aload(source):
     """One that awaits."""
     return lock()
 
 
 @task(takes_context=True)
 @single_instance("import:{source}")
-def load_as(context: Any, source: str) -> list[Any]:
+def load_as(context, source):
     """One that is told which try it is."""
     return [lock(), context.attempt]
 
 
 @task
-def whose() -> list[str]:
+def whose():
     """Whose a lock is that a task takes by itself, and that of a job within it."""
 
     @single_instance("job")
-    def job() -> str:
+    def job():
         lease = current_lease()
         return f"{lease.owner.task.rpartition('.')[2]} {lease.owner.task_id}"
 

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -47,9 +48,10 @@ class Import(SingleInstanceMixin, BaseCommand):
         return lease.name
 
 
-def variant(**options):
-    """The same command with other options."""
-    return type("Variant", (Import,), {"single_instance": options, "__module__": __name__})()
+def variant(handle=Import.handle, **options):
+    """The same command with other options, and perhaps another body."""
+    how = {"single_instance": options, "handle": handle, "__module__": __name__}
+    return type("Variant", (Import,), how)()
 
 
 def test_its_options_name_the_lock_and_its_runs_have_records(redislock):
@@ -66,21 +68,12 @@ def test_its_options_name_the_lock_and_its_runs_have_records(redislock):
     ("code", "is_success"), [(None, True), (0, True), (3, False), ("no", False)]
 )
 def test_a_body_that_exits_is_a_success_if_its_status_is_0(redislock, code, is_success):
-    class Exits(SingleInstanceMixin, BaseCommand):
-        requires_system_checks = ()
-        single_instance = {"name": "exits", "once": TTL}
-
-        def handle(self, *args, **options):
-            sys.exit(code)
-
+    exits = variant(lambda self, **options: sys.exit(code), name="exits", once=TTL)
     with pytest.raises(SystemExit) as end:
-        call_command(Exits())
+        call_command(exits)
     assert end.value.code == code
-    if is_success:
-        assert call_command(Exits(), stderr=io.StringIO())["skipped"] == "done"
-    else:
-        with pytest.raises(SystemExit):
-            call_command(Exits())
+    with nullcontext() if is_success else pytest.raises(SystemExit):
+        assert call_command(exits, stderr=io.StringIO())["skipped"] == "done"
 
 
 def test_a_skip_is_one_line_and_no_error(redislock):
@@ -101,16 +94,12 @@ def test_a_skip_is_one_line_and_no_error(redislock):
 
 
 def test_a_body_that_returns_the_skip_of_another_job_was_not_skipped_itself(redislock):
-    class Both(SingleInstanceMixin, BaseCommand):
-        requires_system_checks = ()
-        single_instance = {"name": "both", "skip_exit": 4}
+    def call_inner(self, **options):
+        return single_instance("inner")(lambda: 1)()
 
-        def handle(self, *args, **options):
-            return single_instance("inner")(lambda: 1)()
-
-    told = io.StringIO()
+    told, both = io.StringIO(), variant(call_inner, name="both", skip_exit=4)
     with redislock.simulate_held_by_other("inner"):
-        outcome = call_command(Both(), stdout=told, stderr=told)
+        outcome = call_command(both, stdout=told, stderr=told)
     assert (outcome["lock"], told.getvalue()) == ("inner", "")
     record = held.job(JOB)
     assert (record.last_success is None, record.skips) == (False, 0)
@@ -139,20 +128,15 @@ async def aanswer(conflict):
 
 
 def test_errors_of_other_locks_in_the_body_are_left_alone(redislock):
-    class Command(SingleInstanceMixin, BaseCommand):
-        requires_system_checks = ()
+    def take_another(self, source, **options):
+        with distributed_lock(source, wait=0):
+            pass
 
-        def add_arguments(self, parser):
-            parser.add_argument("name")
-
-        def handle(self, *args, **options):
-            with distributed_lock(options["name"], wait=0):
-                pass
-
+    command = variant(take_another)
     with redislock.simulate_held_by_other("other"), pytest.raises(LockTimeout):
-        call_command(Command(), "other")
+        call_command(command, "other")
     with pytest.raises(InvalidLockName):
-        call_command(Command(), "")
+        call_command(command, "")
 
 
 def run_in_shell(*args):
@@ -163,15 +147,13 @@ def run_in_shell(*args):
 def hold_in_shell(source):
     """In a child: a command that goes on until a signal ends it."""
 
-    class Command(Import):
-        __module__ = __name__
+    def hold(self, **options):
+        say("held")
+        while True:
+            time.sleep(0.01)
 
-        def handle(self, *args, **options):
-            say("held")
-            while True:
-                time.sleep(0.01)
-
-    Command().run_from_argv(["manage.py", "test_commands", source])
+    command = variant(hold, **Import.single_instance)
+    command.run_from_argv(["manage.py", "test_commands", source])
 
 
 def test_in_a_shell_a_skip_exits_with_0_and_sigterm_releases(locks, spawn):
@@ -188,44 +170,30 @@ def test_in_a_shell_a_skip_exits_with_0_and_sigterm_releases(locks, spawn):
     assert (record.last_failure.owner.pid, record.skips) == (holder.pid, 1)
 
 
-class Outer(SingleInstanceMixin, BaseCommand):
-    """Runs without its lock if need be, and calls another job."""
+def run_outer(busy=None):
+    """In a child: a command that calls another job; a lock is busy, or else no server answers."""
 
-    requires_system_checks = ()
-    single_instance = {"name": "outer", "on_unavailable": "run"}
-
-    def handle(self, *args, **options):
+    def call_inner(self, **options):
         single_instance("inner", on_unavailable="run")(lambda: None)()
 
-
-def run_unlocked():
-    """In a child: without an answer of the server."""
-    with LockTestKit() as kit, kit.simulate_unavailable():
-        call_command(Outer())
-
-
-def run_with_inner_busy():
-    """In a child: the other job is skipped."""
-    with LockTestKit() as kit, kit.simulate_held_by_other("inner"):
-        call_command(Outer())
-
-
-def run_itself_busy():
-    """In a child: the command is skipped."""
-    with LockTestKit() as kit, kit.simulate_held_by_other("outer"):
-        call_command(Outer())
+    outer = variant(call_inner, name="outer", on_unavailable="run")
+    with (
+        LockTestKit() as kit,
+        kit.simulate_held_by_other(busy) if busy else kit.simulate_unavailable(),
+    ):
+        call_command(outer)
 
 
 @pytest.mark.parametrize(
-    ("run", "says"),
+    ("busy", "says"),
     [
-        (run_unlocked, ["manage.py test_commands runs WITHOUT", "runs WITHOUT its lock"]),
-        (run_with_inner_busy, ["Skipped tests.jobs.test_commands.Outer.handle"]),
-        (run_itself_busy, ["Skipped: 'outer' is held by"]),
+        (None, [f"{JOB} runs WITHOUT", "runs WITHOUT its lock"]),
+        ("inner", ["Skipped tests.jobs.test_commands.run_outer"]),
+        ("outer", ["Skipped: 'outer' is held by"]),
     ],
 )
-def test_without_logging_a_command_says_each_thing_once(locks, spawn, run, says):
-    child = spawn(run)
+def test_without_logging_a_command_says_each_thing_once(locks, spawn, busy, says):
+    child = spawn(run_outer, busy)
     assert child.wait() == 0
     lines = child.stderr.splitlines()
     assert len(lines) == len(says), lines
@@ -233,31 +201,22 @@ def test_without_logging_a_command_says_each_thing_once(locks, spawn, run, says)
 
 
 @pytest.mark.parametrize(
-    ("bases", "options", "error", "message"),
+    ("options", "error", "message"),
     [
-        ((BaseCommand, SingleInstanceMixin), {}, TypeError, "write SingleInstanceMixin before"),
-        ((SingleInstanceMixin, BaseCommand), "import", TypeError, "must be a dictionary"),
-        ((SingleInstanceMixin, BaseCommand), {"skip_exit": "4"}, ValueError, "skip_exit must be"),
-        ((SingleInstanceMixin, BaseCommand), {"tll": 4}, TypeError, "takes no argument 'tll'"),
-        ((SingleInstanceMixin, BaseCommand), {"name": "a:{"}, InvalidLockName, "no format string"),
-        ((SingleInstanceMixin, BaseCommand), {"name": 5}, InvalidLockName, "it is int, not str"),
-        (
-            (SingleInstanceMixin, BaseCommand),
-            {"name": "gpu#2", "limit": 2},
-            InvalidLockName,
-            "ends in # and a number",
-        ),
-        (
-            (SingleInstanceMixin, BaseCommand),
-            {"on_conflict": aanswer},
-            TypeError,
-            "on_conflict cannot be aanswer",
-        ),
+        ("import", TypeError, "must be a dictionary"),
+        ({"skip_exit": "4"}, ValueError, "skip_exit must be"),
+        ({"tll": 4}, TypeError, "takes no argument 'tll'"),
+        ({"name": "a:{"}, InvalidLockName, "no format string"),
+        ({"name": 5}, InvalidLockName, "it is int, not str"),
+        ({"name": "gpu#2", "limit": 2}, InvalidLockName, "ends in # and a number"),
+        ({"on_conflict": aanswer}, TypeError, "on_conflict cannot be aanswer"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_import(bases, options, error, message):
+def test_what_cannot_be_meant_is_refused_at_import(options, error, message):
     with pytest.raises(error, match=message):
-        type("Command", bases, {"single_instance": options})
+        type("Command", (SingleInstanceMixin, BaseCommand), {"single_instance": options})
+    with pytest.raises(TypeError, match="write SingleInstanceMixin before"):
+        type("Command", (BaseCommand, SingleInstanceMixin), {"single_instance": {}})
 
 
 @pytest.mark.parametrize(

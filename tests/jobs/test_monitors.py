@@ -1,7 +1,5 @@
 """monitor=: a service outside is told of runs that do the work, and never of a skip."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import importlib
@@ -33,6 +31,7 @@ from tests.support.others import add_rival, rival
 from tests.support.waiting import wait_until
 
 HUNG = 10.0
+NOBODY = "http://127.0.0.1:1/nightly"  # Nothing listens there.
 
 
 class Request(NamedTuple):
@@ -77,7 +76,8 @@ class Service:
                     return
                 self.send_response(service.status)
                 self.end_headers()
-                self.wfile.write(service.says)
+                with suppress(BrokenPipeError):  # The client has waited long enough.
+                    self.wfile.write(service.says)
 
             def _trickle(self):
                 self.wfile.write(service.trickles)
@@ -92,6 +92,7 @@ class Service:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.leads_to = self.address = f"127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{self.address}/nightly"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 
@@ -117,7 +118,7 @@ def service():
 
 
 def ping(service, **how):
-    return Ping(f"http://{service.address}/nightly?create=1", **how)
+    return Ping(f"{service.url}?create=1", **how)
 
 
 def job(is_async=False, **options):
@@ -137,37 +138,32 @@ def job(is_async=False, **options):
     return lambda *given: asyncio.run(made(*given))
 
 
+def fail(run):
+    with pytest.raises(ZeroDivisionError):
+        run(ZeroDivisionError("secret"))
+
+
 blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 @blocking_or_not
-def test_a_run_tells_its_start_and_its_success_by_one_id(is_async, locks, service):
-    assert job(is_async, monitor=ping(service))() == 1
-    assert service.paths == ["/nightly/start", "/nightly"]
-    ids = {request.query["rid"][0] for request in service.requests}
-    assert len(ids) == 1
-    assert all(request.query["create"] == ["1"] for request in service.requests)
-
-
-@blocking_or_not
-def test_a_run_that_raises_tells_its_failure(is_async, locks, service):
-    with pytest.raises(ZeroDivisionError):
-        job(is_async, monitor=ping(service))(ZeroDivisionError("secret"))
+def test_a_run_tells_its_start_and_its_end_by_one_id_and_a_skip_tells_nothing(
+    is_async, locks, settings, service
+):
+    run = job(is_async, once=60, monitor=ping(service))
+    fail(run)
     assert service.paths == ["/nightly/start", "/nightly/fail"]
-    body = service.requests[1].body
-    assert "ZeroDivisionError" in body
-    assert "secret" not in body
-
-
-@blocking_or_not
-def test_a_skip_tells_nothing(is_async, locks, settings, service):
+    assert "ZeroDivisionError" in service.requests[1].body
+    assert "secret" not in service.requests[1].body
+    assert run() == 1
+    assert service.paths[2:] == ["/nightly/start", "/nightly"]
+    assert run()["skipped"] == "done"
     add_rival(settings, locks)
     with rival("nightly"):
         assert job(is_async, monitor=ping(service))()["skipped"] == "busy"
-    done = job(is_async, once=60, monitor=ping(service))
-    done()
-    assert done()["skipped"] == "done"
-    assert service.paths == ["/nightly/start", "/nightly"]
+    ids = [request.query["rid"][0] for request in service.requests]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+    assert [request.query["create"] for request in service.requests] == [["1"]] * 4
 
 
 def test_the_end_is_told_when_the_lock_is_released(locks, service):
@@ -184,7 +180,7 @@ def test_the_end_is_told_when_the_lock_is_released(locks, service):
 
 def test_a_run_that_lost_its_lock_tells_a_failure(locks, service):
     @single_instance("nightly", monitor=ping(service))
-    def work() -> None:
+    def work():
         held.force_release("nightly", current_lease().id, by="the test")
         with pytest.raises(LockLost):
             current_lease().ensure_held(verify=True)
@@ -205,8 +201,7 @@ def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
     assert job(monitor=ping(service))() == 1
     service.status, service.says = 200, b"OK (not found)"
     assert job(monitor=ping(service))() == 1
-    gone = Ping("http://127.0.0.1:1/nightly")
-    assert job(monitor=gone)() == 1
+    assert job(monitor=Ping(NOBODY))() == 1
     assert "timed out" in caplog.text or "it has not answered yet" in caplog.text
     for reason in ("HTTP Error 500", "OK (not found)", "Connection refused"):
         assert reason in caplog.text
@@ -251,8 +246,7 @@ def test_a_monitor_that_hangs_keeps_a_bounded_number_of_threads_and_no_other_fro
 def test_a_redirect_is_followed_and_takes_the_text_along(status, locks, service):
     """One from http:// to https:// is a 308 with ingress-nginx, and a 301 with most others."""
     service.redirects = status
-    with pytest.raises(ZeroDivisionError):
-        job(monitor=ping(service))(ZeroDivisionError("secret"))
+    fail(job(monitor=ping(service)))
     told = [(request.path, "ZeroDivisionError" in request.body) for request in service.requests]
     assert told == [
         ("/nightly/start", False),
@@ -264,14 +258,16 @@ def test_a_redirect_is_followed_and_takes_the_text_along(status, locks, service)
 
 def test_a_place_that_is_none_is_an_error_of_the_service(locks, service):
     service.redirects, service.leads_to = 308, "[::1"
-    with pytest.raises(OSError, match="no such address"):
-        ping(service).send()
-    with pytest.raises(OSError, match="no such address"):
-        Ping("http://hc..example/x").send()
+    for one in (ping(service), Ping("http://hc..example/x")):
+        with pytest.raises(OSError, match="no such address"):
+            one.send()
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.0 200 OK\r\nX: ", b"HTTP/1.0 200 OK\r\n\r\n"])
 def test_a_service_that_trickles_has_no_more_time_than_others(begin, locks, service, caplog):
+    def running_threads():
+        return {thread.name for thread in threading.enumerate()}
+
     service.trickles = begin
     assert job(monitor=ping(service, timeout=0.3))() == 1
     wait_until(lambda: service.dropped == 2, HUNG, "both requests are given up")
@@ -279,41 +275,29 @@ def test_a_service_that_trickles_has_no_more_time_than_others(begin, locks, serv
     assert caplog.text.count("timed out") == 2
 
 
-def running_threads():
-    return {thread.name for thread in threading.enumerate()}
-
-
-def test_a_monitor_that_raises_fails_no_run(locks, caplog):
-    class Broken(Monitor):
-        def started(self, run):
-            raise KeyError("broken")
-
-        def succeeded(self, run, took):
-            sys.exit("broken")
-
-    assert job(monitor=Broken())() == 1
-    assert caplog.text.count("was not told of") == 2
-    assert "SystemExit('broken')" in caplog.text
-
-
-def test_a_handler_of_logs_that_raises_keeps_no_end_from_a_monitor(locks, monkeypatch):
+def test_a_monitor_that_raises_fails_no_run_and_a_handler_of_logs_keeps_no_end_from_it(
+    locks, caplog, monkeypatch
+):
     class Broken(Monitor):
         def started(self, run):
             raise KeyError("broken")
 
         def succeeded(self, run, took):
             told.append(run.job)
+            sys.exit("broken")
 
     class BrokenHandler(logging.Handler):
         def emit(self, record):
             raise ZeroDivisionError("of a handler")
 
     told = []
+    assert job(monitor=Broken())() == 1
+    assert caplog.text.count("was not told of") == 2
+    assert "SystemExit('broken')" in caplog.text
     log = logging.getLogger("django_redislock.monitors")
     monkeypatch.setattr(log, "handlers", [BrokenHandler()])
-    run = job(monitor=Broken())
-    assert run() == 1
-    wait_until(lambda: told, HUNG, "the monitor is told of the success")
+    assert job(monitor=Broken())() == 1
+    wait_until(lambda: len(told) == 2, HUNG, "the monitor is told of the success")
 
 
 def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over(locks, service):
@@ -324,7 +308,7 @@ def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over
     with alarm(TooLong) as set_alarm:
 
         @single_instance("nightly", monitor=ping(service))
-        def work() -> int:
+        def work():
             set_alarm(0.3)
             return 1
 
@@ -335,11 +319,12 @@ async def test_waiting_for_services_leaves_threads_to_others(locks, service):
     service.answers.clear()
 
     @single_instance("nightly:{number}", monitor=ping(service, timeout=30))
-    async def work(number: int) -> int:
+    async def work(number):
         return number
 
-    jobs = asyncio.gather(*(work(number) for number in range(2 * (os.cpu_count() or 1) + 8)))
-    while len(service.requests) < 2 * (os.cpu_count() or 1) + 8:
+    many = 2 * (os.cpu_count() or 1) + 8
+    jobs = asyncio.gather(*(work(number) for number in range(many)))
+    while len(service.requests) < many:
         await asyncio.sleep(0.01)
     assert await asyncio.to_thread(int) == 0
     assert not jobs.done()
@@ -356,7 +341,7 @@ def test_a_run_that_is_cancelled_leaves_no_thread(locks, service):
     teller = None
 
     @single_instance("nightly", monitor=Stops())
-    async def work() -> None:
+    async def work():
         await asyncio.Event().wait()
 
     async def drop():
@@ -371,46 +356,46 @@ def test_a_run_that_is_cancelled_leaves_no_thread(locks, service):
     wait_until(lambda: not (teller and teller.is_alive()), HUNG, "its thread has ended")
 
 
-class TestTasks:
-    """Celery has ends that are neither a success nor a failure."""
+# --- tasks of Celery, which have ends that are neither a success nor a failure --------------------
 
-    @pytest.mark.parametrize(
-        ("raised", "told"),
-        [
-            (None, ["/nightly/start", "/nightly"]),
-            (ValueError(), ["/nightly/start", "/nightly/fail"]),
-            (Reject("no", requeue=False), ["/nightly/start"]),
-            (Retry(), ["/nightly/start"]),
-            (Ignore(), ["/nightly/start"]),
-        ],
-        ids=str,
-    )
-    def test_a_task_tells_an_end_unless_it_goes_on(self, raised, told, locks, service):
-        with celery_app(**EAGER):
 
-            @single_instance_task(key="nightly", monitor=ping(service))
-            def work() -> None:
-                if raised is not None:
-                    raise raised
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (None, ["/nightly/start", "/nightly"]),
+        (ValueError(), ["/nightly/start", "/nightly/fail"]),
+        (Reject("no", requeue=False), ["/nightly/start"]),
+        (Retry(), ["/nightly/start"]),
+        (Ignore(), ["/nightly/start"]),
+    ],
+    ids=str,
+)
+def test_a_task_tells_an_end_unless_it_goes_on(raised, told, locks, service):
+    with celery_app(**EAGER):
 
-            work.apply()
-        assert service.paths == told
+        @single_instance_task(key="nightly", monitor=ping(service))
+        def work():
+            if raised is not None:
+                raise raised
 
-    def test_a_task_does_not_wait_for_a_service_beyond_its_time_limit(self, locks, service, caplog):
-        service.answers.clear()
-        with celery_app(**EAGER):
-            monitor = ping(service, timeout=HUNG)
+        work.apply()
+    assert service.paths == told
 
-            @single_instance_task(key="nightly", monitor=monitor, soft_time_limit=1.2)
-            def work() -> int:
-                return 1
 
-            assert work.apply().get() == 1
-        assert "it has not answered yet" in caplog.text
+def test_a_task_does_not_wait_for_a_service_beyond_its_time_limit(locks, service, caplog):
+    service.answers.clear()
+    with celery_app(**EAGER):
+        how = {"monitor": ping(service, timeout=HUNG), "soft_time_limit": 1.2}
 
-    def test_what_is_no_monitor_is_refused(self, service):
-        with celery_app(**EAGER), pytest.raises(ValueError, match=r"^monitor must be a monitor"):
-            single_instance_task(key="nightly", monitor=service.address)(lambda: None)
+        @single_instance_task(key="nightly", **how)
+        def work():
+            return 1
+
+        assert work.apply().get() == 1
+    assert "it has not answered yet" in caplog.text
+
+
+# --- Sentry ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -423,25 +408,23 @@ def sentry_sdk(monkeypatch):
 
 
 @pytest.mark.usefixtures("locks")
-def test_sentry_gets_check_ins(service, sentry_sdk):
+def test_sentry_gets_check_ins_and_one_that_is_not_initialised_is_told_of_in_the_log(
+    service, sentry_sdk, caplog
+):
+    run = job(monitor=Sentry("nightly"))
+    assert run() == 1
+    assert "sentry-sdk is not initialised" in caplog.text
     how = {"default_integrations": False, "auto_enabling_integrations": False}
     sentry_sdk.init(dsn=f"http://key@{service.address}/1", **how)
     try:
-        job(monitor=Sentry("nightly"))()
-        with pytest.raises(ZeroDivisionError):
-            job(monitor=Sentry("nightly"))(ZeroDivisionError())
+        run()
+        fail(run)
     finally:
         sentry_sdk.init(**how)  # Without a DSN: off.
     check_ins = [json.loads(request.body.splitlines()[2]) for request in service.requests]
     assert [one["status"] for one in check_ins] == ["in_progress", "ok", "in_progress", "error"]
     assert {one["monitor_slug"] for one in check_ins} == {"nightly"}
     assert check_ins[0]["check_in_id"] == check_ins[1]["check_in_id"] != check_ins[2]["check_in_id"]
-
-
-@pytest.mark.usefixtures("locks", "sentry_sdk")
-def test_a_sentry_that_is_not_initialised_is_told_of_in_the_log(caplog):
-    assert job(monitor=Sentry("nightly"))() == 1
-    assert "sentry-sdk is not initialised" in caplog.text
 
 
 def test_without_sentry_sdk_its_monitor_says_what_to_install(monkeypatch):
@@ -451,10 +434,13 @@ def test_without_sentry_sdk_its_monitor_says_what_to_install(monkeypatch):
         Sentry("nightly")
 
 
+# --- what is refused where it is written ----------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "wrong", ["https://hc-ping.com/x", Ping, [Ping("http://localhost/x"), None], 5], ids=repr
 )
-def test_what_is_no_monitor_is_refused_where_it_is_written(wrong):
+def test_what_is_no_monitor_is_refused(wrong):
     with pytest.raises(ValueError, match=r"^monitor must be a monitor"):
         job(monitor=wrong)
 
@@ -472,6 +458,30 @@ def test_a_url_that_is_none_is_refused(wrong):
         Ping(wrong)
 
 
+@pytest.mark.parametrize("timeout", ["5", -1, None, math.inf])
+def test_a_timeout_that_is_no_duration_is_refused(timeout):
+    monitor = type("Slow", (Monitor,), {"timeout": timeout})
+    with pytest.raises(ValueError, match="timeout of the monitor Slow must be"):
+        job(monitor=monitor())
+
+
+@blocking_or_not
+def test_a_timeout_may_be_a_timedelta_and_one_that_becomes_wrong_fails_no_run(locks, is_async):
+    class Slow(Monitor):
+        timeout = timedelta(seconds=HUNG)
+
+        def succeeded(self, run, took):
+            wait_until(lambda: not distributed_lock("nightly").locked(), HUNG)
+            told.append(run.lock)
+
+    told, monitor = [], Slow()
+    run = job(is_async, monitor=monitor)
+    assert run() == 1
+    assert told == ["nightly"]
+    monitor.timeout = "soon"
+    assert run() == 1
+
+
 @pytest.mark.parametrize(
     ("written", "after_success", "after_start"),
     [
@@ -485,74 +495,34 @@ def test_a_url_is_requested_as_it_is_written(service, written, after_success, af
     ping = Ping(f"http://{service.address}{written}")
     ping.send()
     ping.send("/start", UUID(int=7))
-    assert service.targets[0] == after_success
-    assert service.targets[1] == f"{after_start}rid={UUID(int=7)}"
+    assert service.targets == [after_success, f"{after_start}rid={UUID(int=7)}"]
 
 
-class TestLocksRuns:
-    """`locks runs --no-success-for 26h --ping URL`, for an alarm if no run even begins."""
+def test_what_is_told_late_is_told_all_the_same(locks, service):
+    service.answers.clear()
+    job(monitor=ping(service, timeout=1))()
+    service.answers.set()
+    wait_until(lambda: len(service.requests) == 2, HUNG, "the end is told")
 
-    def test_a_success_in_time_is_told(self, locks, service):
-        job()()
-        call_command("locks", "runs", "nightly", "--no-success-for", "26h", "--ping", url(service))
-        assert service.paths == ["/nightly"]
 
-    def test_no_success_is_told_as_a_failure(self, locks, service):
-        with pytest.raises(ZeroDivisionError):
-            job()(ZeroDivisionError())
-        job_name = f"{__name__}.job.<locals>.work"
-        args = ["runs", "--job", job_name, "--no-success-for", "26h", "--ping", url(service)]
-        call_command("locks", *args)
-        with pytest.raises(CommandError, match="No success"):
-            call_command("locks", *args, "--fail")
-        call_command("locks", "runs", "--job", "never", *args[3:])
-        assert service.paths == ["/nightly/fail"] * 3
-        assert "No success of --job" in service.requests[0].body
+# --- `locks runs --no-success-for 26h --ping URL`, for an alarm if no run even begins -------------
 
-    @pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], ["--job", "nightly"], []])
-    def test_a_server_that_does_not_answer_is_told_as_a_failure(self, redislock, service, chosen):
-        job()()
-        service.requests.clear()
-        args = ["--no-success-for", "26h", "--ping", url(service)]
-        with redislock.simulate_unavailable(), pytest.raises(CommandError) as raised:
-            call_command("locks", "runs", *chosen, *args)
-        assert raised.value.returncode == 3
-        assert service.paths == ["/nightly/fail"]
-        assert service.requests[0].body == str(raised.value)
 
-    def test_a_monitor_that_does_not_answer_fails_the_command(self, locks):
-        job()()
-        args = ["--no-success-for", "26h", "--ping", "http://127.0.0.1:1/x"]
-        with pytest.raises(CommandError, match="did not succeed"):
-            call_command("locks", "runs", "nightly", *args)
+def locks_runs(*chosen, ping, **how):
+    call_command("locks", "runs", *chosen, "--no-success-for", "26h", "--ping", ping, **how)
 
-    def test_it_is_told_also_if_nothing_can_be_printed(self, locks, service):
-        args = ["--no-success-for", "26h", "--ping", url(service)]
-        with pytest.raises(BrokenPipeError):
-            call_command("locks", "runs", "nightly", *args, stdout=Gone())
-        assert service.paths == ["/nightly/fail"]
 
-    @pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], []])
-    def test_a_monitor_that_does_not_answer_hides_no_server_that_does_not(self, redislock, chosen):
-        args = ["--no-success-for", "26h", "--ping", "http://127.0.0.1:1/x"]
-        with redislock.simulate_unavailable(), pytest.raises(CommandError) as raised:
-            call_command("locks", "runs", *chosen, *args)
-        assert raised.value.returncode == 3
-        assert re.search("cannot answer.*\nThe Ping of 127.0.0.1 did not", str(raised.value))
-
-    def test_a_monitor_that_does_not_answer_hides_no_missing_success(self, locks):
-        args = ["--no-success-for", "26h", "--fail", "--ping", "http://127.0.0.1:1/x"]
-        with pytest.raises(CommandError) as raised:
-            call_command("locks", "runs", "nightly", *args)
-        assert raised.value.returncode == 1
-        says = "1 lock without a success in the last 1 d 2 h.\nThe Ping of 127.0.0.1 did not"
-        assert str(raised.value).startswith(says)
-
-    def test_it_goes_with_a_time_and_a_url_only(self, locks, service):
-        with pytest.raises(CommandError, match="--ping goes with --no-success-for"):
-            call_command("locks", "runs", "nightly", "--ping", url(service))
-        with pytest.raises(CommandError, match="url must begin with http"):
-            call_command("locks", "runs", "--no-success-for", "26h", "--ping", "nightly")
+def test_a_success_in_time_is_told_and_none_is_told_as_a_failure(locks, service):
+    job()()
+    locks_runs("nightly", ping=service.url)
+    assert service.paths == ["/nightly"]
+    locks_runs("--job", "never", ping=service.url)
+    with pytest.raises(CommandError, match="No success"):
+        locks_runs("--job", "never", "--fail", ping=service.url)
+    with pytest.raises(BrokenPipeError):  # Also if nothing can be printed.
+        locks_runs("never", ping=service.url, stdout=Gone())
+    assert service.paths[1:] == ["/nightly/fail"] * 3
+    assert "No success of --job" in service.requests[1].body
 
 
 class Gone(io.StringIO):
@@ -562,41 +532,43 @@ class Gone(io.StringIO):
         raise BrokenPipeError
 
 
-def url(service):
-    return f"http://{service.address}/nightly"
+@pytest.mark.parametrize("chosen", [["nightly"], ["--prefix", "n"], ["--job", "nightly"], []])
+def test_a_server_that_does_not_answer_is_told_as_a_failure_and_both_are_said(
+    redislock, service, chosen
+):
+    with redislock.simulate_unavailable():
+        with pytest.raises(CommandError) as raised:
+            locks_runs(*chosen, ping=service.url)
+        assert raised.value.returncode == 3
+        assert service.paths == ["/nightly/fail"]
+        assert service.requests[0].body == str(raised.value)
+        with pytest.raises(CommandError) as raised:
+            locks_runs(*chosen, ping=NOBODY)
+    assert raised.value.returncode == 3
+    assert re.search("cannot answer.*\nThe Ping of 127.0.0.1 did not", str(raised.value))
 
 
-@blocking_or_not
-def test_a_timeout_may_be_a_timedelta(locks, service, is_async):
-    class Slow(Monitor):
-        timeout = timedelta(seconds=HUNG)
-
-        def succeeded(self, run, took):
-            wait_until(lambda: not distributed_lock("nightly").locked(), HUNG)
-            told.append(run.lock)
-
-    told = []
-    assert job(is_async, monitor=Slow())() == 1
-    assert told == ["nightly"]
-
-
-@pytest.mark.parametrize("timeout", ["5", -1, None, math.inf])
-def test_a_timeout_that_is_no_duration_is_refused_where_the_monitor_is_given(timeout):
-    monitor = type("Slow", (Monitor,), {"timeout": timeout})
-    with pytest.raises(ValueError, match="timeout of the monitor Slow must be"):
-        job(monitor=monitor())
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--fail"],
+            "1 lock without a success in the last 1 d 2 h.\nThe Ping of 127.0.0.1 did not",
+        ),
+        ([], "The Ping of 127.0.0.1 did not"),
+    ],
+)
+def test_a_monitor_that_does_not_answer_fails_the_command_and_hides_no_missing_success(
+    locks, options, says
+):
+    with pytest.raises(CommandError) as raised:
+        locks_runs("nightly", *options, ping=NOBODY)
+    assert raised.value.returncode == 1
+    assert str(raised.value).startswith(says)
 
 
-@blocking_or_not
-def test_a_timeout_that_becomes_wrong_fails_no_run(locks, is_async):
-    monitor = Monitor()
-    run = job(is_async, monitor=monitor)
-    monitor.timeout = "soon"
-    assert run() == 1
-
-
-def test_what_is_told_late_is_told_all_the_same(locks, service):
-    service.answers.clear()
-    job(monitor=ping(service, timeout=1))()
-    service.answers.set()
-    wait_until(lambda: len(service.requests) == 2, HUNG, "the end is told")
+def test_it_goes_with_a_time_and_a_url_only(locks, service):
+    with pytest.raises(CommandError, match="--ping goes with --no-success-for"):
+        call_command("locks", "runs", "nightly", "--ping", service.url)
+    with pytest.raises(CommandError, match="url must begin with http"):
+        locks_runs(ping="nightly")

@@ -6,7 +6,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.urls import reverse
 
-from django_redislock import distributed_lock, held, single_instance
+from django_redislock import distributed_lock, held, single_instance, single_instance_task
 from django_redislock.backends.registry import backends
 from django_redislock.celery.beat import LeaderScheduler
 from django_redislock.management.single_instance import SingleInstanceMixin
@@ -47,6 +47,15 @@ def test_an_option_that_needs_records_is_refused_with_the_line_to_write(place):
     newest = single_instance(NAME, on_conflict="replace")(draw.__wrapped__)
     with pytest.raises(ImproperlyConfigured, match='on_conflict="replace" needs records'):
         newest()
+    with celery_app(broker_url="memory://"):
+        for option in ({"unique_queued": True}, {"debounce": 5}):
+            task = single_instance_task(key=NAME, name=f"{option}", **option)(pytest.fail)
+            with pytest.raises(ImproperlyConfigured, match=f"{next(iter(option))} needs records"):
+                task.delay("it is published")
+        task = single_instance_task(key=NAME, give_up_after=3, acks_late=True)(pytest.fail)
+        task.push_request(id="the-id", called_directly=False, args=(), kwargs={})
+        with pytest.raises(ImproperlyConfigured, match="give_up_after needs records of runs"):
+            task.run("its start is not counted")
     assert held.get(NAME) is None
 
 

@@ -1,9 +1,5 @@
 """Jobs as tasks of other queues, each with its own worker: their decorator goes above ours."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from django_redislock import distributed_lock, held, single_instance
@@ -13,7 +9,7 @@ results = []
 
 
 @single_instance("import:{source}")
-def load(source: str) -> Any:
+def load(source):
     """A job; a module has it, since a worker looks for it there."""
     lease = current_lease()
     results.append(lease and lease.name)
@@ -21,7 +17,7 @@ def load(source: str) -> Any:
 
 
 @single_instance("import:{source}")
-async def aload(source: str) -> Any:
+async def aload(source):
     """One that awaits."""
     return load.__wrapped__(source)
 
@@ -70,9 +66,7 @@ def test_rq(server, key_prefix):
 @pytest.mark.usefixtures("somebody_else")
 def test_dramatiq():
     dramatiq = pytest.importorskip("dramatiq")
-    from dramatiq.brokers.stub import StubBroker
-
-    broker = StubBroker()
+    broker = pytest.importorskip("dramatiq.brokers.stub").StubBroker()
     dramatiq.set_broker(broker)
     actor = dramatiq.actor(load, broker=broker)
     both(actor.send)
@@ -87,10 +81,8 @@ def test_dramatiq():
 
 @pytest.mark.usefixtures("somebody_else")
 async def test_procrastinate():
-    procrastinate = pytest.importorskip("procrastinate")
-    from procrastinate.testing import InMemoryConnector
-
-    app = procrastinate.App(connector=InMemoryConnector())
+    connector = pytest.importorskip("procrastinate.testing").InMemoryConnector()
+    app = pytest.importorskip("procrastinate").App(connector=connector)
     task = app.task(aload)
     async with app.open_async():
         for source in ("eu", "us"):
@@ -98,27 +90,22 @@ async def test_procrastinate():
         await app.run_worker_async(wait=False, install_signal_handlers=False)
 
 
-def job():
+def tell():
     """A body to make a task of."""
 
 
-def huey_task():
-    huey = pytest.importorskip("huey")
-    return huey.MemoryHuey().task()(job)
+def huey_task(job):
+    return pytest.importorskip("huey").MemoryHuey().task()(job)
 
 
-def dramatiq_actor():
-    dramatiq = pytest.importorskip("dramatiq")
-    from dramatiq.brokers.stub import StubBroker
-
-    return dramatiq.actor(job, broker=StubBroker())
+def dramatiq_actor(job):
+    broker = pytest.importorskip("dramatiq.brokers.stub").StubBroker()
+    return pytest.importorskip("dramatiq").actor(job, broker=broker)
 
 
-def procrastinate_task():
-    procrastinate = pytest.importorskip("procrastinate")
-    from procrastinate.testing import InMemoryConnector
-
-    return procrastinate.App(connector=InMemoryConnector()).task(job)
+def procrastinate_task(job):
+    connector = pytest.importorskip("procrastinate.testing").InMemoryConnector()
+    return pytest.importorskip("procrastinate").App(connector=connector).task(job)
 
 
 @pytest.mark.parametrize("decorator", [single_instance, distributed_lock])
@@ -133,7 +120,7 @@ def procrastinate_task():
 def test_above_a_task_only_the_call_that_queues_it_would_be_locked_so_that_is_refused(
     decorator, make, says
 ):
-    task = make()
+    task = make(tell)
     for decorate in (decorator, decorator("import")):
         with pytest.raises(TypeError, match=says):
             decorate(task)

@@ -6,7 +6,13 @@ import time
 import pytest
 from django.contrib.auth.models import Group
 
-from django_redislock import Skipped, distributed_lock, held, single_instance
+from django_redislock import (
+    LockUnavailable,
+    Skipped,
+    distributed_lock,
+    held,
+    single_instance,
+)
 from django_redislock.jobs import current_lease
 from django_redislock.jobs.replaced import _stand_by
 from django_redislock.rules.lease_state import drift
@@ -22,9 +28,9 @@ class Calls:
 
     def __init__(self, body, **options):
         self.told, self.begun, self.results = {}, {}, {}
-        self.threads = []
+        self.ended_as, self.threads = [], []
 
-        @single_instance("search", on_conflict="replace", ttl=2, **options)
+        @single_instance("search", on_conflict="replace", **{"ttl": 2, **options})
         def search(number):
             lease = current_lease()
             self.begun[number] = lease.fence
@@ -72,16 +78,17 @@ def looks(number, lease):
     return number
 
 
-def first_under_way():
+def first_under_way(replace_within=10):
     """Calls of which the first has begun, and looks at nothing until the event."""
     ends = threading.Event()
 
     def body(number, lease):
         if number == 1:
             ends.wait(20)
+            calls.ended_as.append(lease.held)
         return number
 
-    calls = Calls(body, replace_within=10)
+    calls = Calls(body, replace_within=replace_within)
     calls.begin(1)
     return calls, ends
 
@@ -101,20 +108,15 @@ def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it(locks)
     assert calls.told[1][1].lost_reason == "replaced"
     assert results[2] == 2
     assert calls.begun[2] > calls.begun[1]
+    record = held.record("search")
+    assert record.last_skip.why == "replaced"
+    assert record.last_skip.by == str(record.last_success.owner)
+    assert (record.last_failure, record.last_unended) == (None, None)
+    assert [one.ended for one in held.detail("search").past] == ["replaced", "done"]
 
 
 def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before(locks):
-    ends = threading.Event()
-    ended_as = []
-
-    def body(number, lease):
-        if number == 1:
-            ends.wait(20)
-            ended_as.append(lease.held)
-        return number
-
-    calls = Calls(body, replace_within=1)
-    calls.begin(1)
+    calls, ends = first_under_way(replace_within=1)
     await_listening(locks)
     asked = time.monotonic()
     calls.begin(2)
@@ -122,7 +124,7 @@ def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before
     ends.set()
     results = calls.join()
     assert results[1]["skipped"] == "replaced"
-    assert ended_as == [False]
+    assert calls.ended_as == [False]
     assert results[2] == 2
 
 
@@ -161,19 +163,6 @@ def test_a_third_call_replaces_the_one_that_waits():
     results = calls.join()
     assert (results[1], results[3]) == (1, 3)
     assert sorted(calls.begun) == [1, 3]
-
-
-def test_the_records_say_who_was_replaced_by_whom():
-    calls = Calls(looks, replace_within=8)
-    calls.begin(1)
-    calls.begin(2)
-    calls.join()
-    record = held.record("search")
-    assert record.last_skip.why == "replaced"
-    assert record.last_skip.by == str(record.last_success.owner)
-    assert record.last_failure is None
-    assert record.last_unended is None
-    assert [one.ended for one in held.detail("search").past] == ["replaced", "done"]
 
 
 def test_a_lock_that_no_such_job_holds_is_not_replaced():
@@ -231,3 +220,20 @@ def test_the_time_that_is_left_counts_from_when_the_run_asked_for_it(locks):
         assert lease.deadline < lease.granted_at + 5
         lease.renew()
         assert lease.deadline < lease.granted_at + 5
+
+
+@pytest.mark.places("memory", "cluster", "sentinel")
+def test_a_run_is_told_at_once_that_a_newer_call_replaces_it_wherever_its_lock_is(place):
+    calls = Calls(looks, replace_within=60, ttl=5)
+    calls.begin(1)
+    calls.call(2)
+    results = calls.join()
+    assert results[1]["skipped"] == "replaced"
+    assert results[2] == 2
+
+
+@pytest.mark.places("unscripted")
+def test_where_the_server_runs_no_scripts_it_is_refused_in_words(place):
+    search = single_instance("search", on_conflict="replace", ttl=5)(lambda: None)
+    with pytest.raises(LockUnavailable, match="need EVAL, which the server forbids"):
+        search()
