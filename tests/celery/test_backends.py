@@ -1,10 +1,7 @@
 """A broker other than Redis (RabbitMQ), and results elsewhere (django-celery-results)."""
 
-import importlib.util
 import os
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 from celery import chord
@@ -12,6 +9,8 @@ from celery import chord
 from django_redislock import distributed_lock
 from django_redislock.celery import RunAbandoned
 from tests.celery.project import LOST_SOON, PATIENCE
+from tests.celery.project.rabbit import QUORUM
+from tests.support.processes import python
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
@@ -24,33 +23,24 @@ class TestRabbitMQ:
     @pytest.fixture
     def own_stage(self, own_stage, rabbit):
         """A stage with that broker."""
-        ours = {"broker_url": rabbit.url, "task_default_queue": own_stage.key()}
-        own_stage.conf |= ours
-        own_stage.app.conf.update(ours)
+        own_stage.use_broker(rabbit)
         return own_stage
 
     @pytest.mark.proves("P8")
-    def test_a_conflict_is_seen_and_a_duplicate_put_off(self, own_stage):
+    def test_a_conflict_is_seen_a_duplicate_put_off_and_a_chord_waits_for_a_member(self, own_stage):
         own_stage.start(pool="threads", concurrency=3)
-        key = own_stage.key()
+        key, retrying = own_stage.key(), own_stage.task("retrying")
         first = own_stage.send("late", key, hold=True)
         own_stage.wait_for(key, "start")
         assert own_stage.result(own_stage.send("late", key))["skipped"] == "busy"
         own_stage.app.send_task(own_stage.task("late").name, (key,), task_id=first.id)
         own_stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+        header = [retrying.s(own_stage.key()), retrying.s(key)]
+        body = chord(header)(own_stage.task("collect").s())
+        own_stage.wait_for_log(f"[{body.parent.results[1].id}]: lock {key!r} is busy", 2)
         own_stage.open_gate(key)
-        assert own_stage.result(first) == f"did {key}"
-        assert own_stage.count(key, "start") == 1
-
-    def test_a_chord_waits_for_a_member_that_was_put_off(self, own_stage):
-        own_stage.start(pool="threads", concurrency=3)
-        key, retrying = own_stage.key(), own_stage.task("retrying")
-        with distributed_lock(key):
-            body = chord([retrying.s(own_stage.key()), retrying.s(key)])(
-                own_stage.task("collect").s()
-            )
-            own_stage.wait_for_log(f"[{body.parent.results[1].id}]: lock {key!r} is busy", 2)
-        assert own_stage.result(body)[1] == f"did {key}"
+        assert own_stage.result(first) == own_stage.result(body)[1] == f"did {key}"
+        assert own_stage.count(key, "start") == 2
 
     @pytest.mark.proves("P8")
     def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(self, own_stage):
@@ -76,14 +66,7 @@ class TestRabbitMQ:
     @pytest.mark.parametrize("queue", [None, "another"])
     def test_on_quorum_queues_a_run_that_is_put_off_comes_back_to_its_queue(self, own_stage, queue):
         # There a delayed message waits at the broker, for whole seconds.
-        quorum = {
-            "task_default_queue_type": "quorum",
-            "task_default_exchange_type": "topic",
-            "task_create_missing_queue_type": "quorum",
-            "task_create_missing_queue_exchange_type": "topic",
-        }
-        own_stage.conf |= quorum
-        own_stage.app.conf.update(quorum)
+        own_stage.configure(**QUORUM)
         queues = ["--queues", queue] if queue else []
         own_stage.start(*queues, pool="threads", concurrency=2)
         key = own_stage.key()
@@ -93,49 +76,37 @@ class TestRabbitMQ:
         assert own_stage.result(sent) == f"did {key}"
 
 
-class TestDjangoResults:
-    """Results in the database: what is stored is left alone there too."""
+@pytest.mark.parametrize("track_started", [False, True])
+def test_a_duplicate_leaves_the_stored_result_alone_in_djangos_database_too(
+    own_stage, tmp_path, monkeypatch, track_started
+):
+    pytest.importorskip("django_celery_results")
+    database, settings = tmp_path / "results.sqlite3", "tests.celery.project.database_settings"
+    monkeypatch.setenv("TESTS_DATABASE", str(database))
+    environment = os.environ | {"DJANGO_SETTINGS_MODULE": settings}
+    python("-m", "django", "migrate", "--verbosity", "0", env=environment)
 
-    @pytest.fixture
-    def database(self, tmp_path, monkeypatch):
-        """A database with the tables."""
-        if importlib.util.find_spec("django_celery_results") is None:
-            pytest.skip("django-celery-results is not installed")
-        path = tmp_path / "results.sqlite3"
-        monkeypatch.setenv("TESTS_DATABASE", str(path))
-        command = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
-        settings = {"DJANGO_SETTINGS_MODULE": "tests.celery.project.database_settings"}
-        subprocess.run(command, env=os.environ | settings, check=True, timeout=60)
-        return path
+    def stored():
+        columns = "status, result, date_done"
+        query = f"SELECT {columns} FROM django_celery_results_taskresult WHERE task_id = ?"
+        with sqlite3.connect(database) as connection:
+            found = connection.execute(query, (sent.id,)).fetchone()
+        connection.close()
+        return found if found and found[0] == "SUCCESS" else None
 
-    @pytest.mark.parametrize("track_started", [False, True])
-    def test_a_duplicate_leaves_the_stored_result_alone(self, own_stage, database, track_started):
-        def stored(task_id):
-            columns = "status, result, date_done"
-            query = f"SELECT {columns} FROM django_celery_results_taskresult WHERE task_id = ?"
-            with sqlite3.connect(database) as connection:
-                found = connection.execute(query, (task_id,)).fetchone()
-            connection.close()
-            return found
-
-        own_stage.start(
-            pool="threads",
-            concurrency=2,
-            settings="tests.celery.project.database_settings",
-            result_backend="django-db",
-            task_track_started=track_started,
-        )
-        key = own_stage.key()
-        sent = own_stage.send("late", key)
-
-        def succeeded():
-            found = stored(sent.id)
-            return found if found and found[0] == "SUCCESS" else None
-
-        before = wait_until(succeeded, PATIENCE, "the result is stored")
-        assert before[:2] == ("SUCCESS", f'"did {key}"')
-        own_stage.app.send_task(own_stage.task("late").name, (key,), task_id=sent.id)
-        own_stage.wait_for_log(f"[{sent.id}] received", 2)
-        own_stage.wait_until_idle()
-        assert stored(sent.id) == before
-        assert own_stage.count(key, "start") == 1
+    own_stage.start(
+        pool="threads",
+        concurrency=2,
+        settings=settings,
+        result_backend="django-db",
+        task_track_started=track_started,
+    )
+    key = own_stage.key()
+    sent = own_stage.send("late", key)
+    before = wait_until(stored, PATIENCE, "the result is stored")
+    assert before[:2] == ("SUCCESS", f'"did {key}"')
+    own_stage.app.send_task(own_stage.task("late").name, (key,), task_id=sent.id)
+    own_stage.wait_for_log(f"[{sent.id}] received", 2)
+    own_stage.wait_until_idle()
+    assert stored() == before
+    assert own_stage.count(key, "start") == 1

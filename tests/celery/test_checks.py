@@ -2,8 +2,6 @@
 
 import inspect
 import os
-import subprocess
-import sys
 
 import pytest
 from django.core.management import call_command
@@ -13,6 +11,7 @@ from django_redislock.celery import single_instance_task
 from django_redislock.celery.checks import check_tables, check_tasks
 from tests import ROOT
 from tests.support.celery_app import celery_app
+from tests.support.processes import python
 
 
 def draw(draw_id):
@@ -41,6 +40,10 @@ def check():
         yield check
 
 
+LATE = {"acks_late": True}
+LONG = {"visibility_timeout": 9000}
+
+
 @pytest.mark.parametrize(
     ("function", "conf", "options", "found"),
     [
@@ -55,20 +58,10 @@ def check():
         (tidy, {"task_acks_late": True, "task_time_limit": 7200}, {}, ["W051"]),
         (tidy, {}, {"acks_late": True, "time_limit": 3600}, []),  # The default of Redis.
         (tidy, {}, {"acks_late": True, "time_limit": 3601}, ["W051"]),
-        (
-            tidy,
-            {"broker_url": ["rediss://one", "rediss://two"]},
-            {"acks_late": True, "time_limit": 3600},
-            [],
-        ),
+        (tidy, {"broker_url": ["rediss://one", "rediss://two"]}, {**LATE, "time_limit": 3600}, []),
         (tidy, {"broker_url": "pyamqp://"}, {"acks_late": True, "time_limit": 1801}, ["W051"]),
         (tidy, {}, {"acks_late": True, "max_hold": 7200, "time_limit": 60}, []),
-        (
-            tidy,
-            {"broker_transport_options": {"visibility_timeout": 9000}},
-            {"acks_late": True, "max_hold": 7200},
-            [],
-        ),
+        (tidy, {"broker_transport_options": LONG}, {**LATE, "max_hold": 7200}, []),
         (tidy, {}, {"time_limit": 600, "max_hold": 300}, ["W052"]),
         (tidy, {}, {"time_limit": 300, "max_hold": 600}, []),
         (tidy, {}, {"on_conflict": "wait", "wait": 30}, []),
@@ -90,12 +83,7 @@ def check():
         (tidy, {"task_acks_late": True}, {"min_hold": 30}, []),
         (tidy, {}, {"give_up_after": 3}, ["E052"]),
         (tidy, {"task_acks_late": True}, {"give_up_after": 3}, ["W059"]),
-        (
-            tidy,
-            {"task_reject_on_worker_lost": True},
-            {"give_up_after": 3, "acks_late": True},
-            [],
-        ),
+        (tidy, {"task_reject_on_worker_lost": True}, {**LATE, "give_up_after": 3}, []),
         (tidy, {"worker_pool": "gevent"}, {}, ["W058"]),
         (tidy, {"worker_pool": "eventlet"}, {}, ["W058"]),
         (tidy, {"worker_pool": "threads"}, {}, []),
@@ -111,17 +99,14 @@ def test_each_task_is_judged_by_its_options_and_the_settings(check, function, co
     assert check(function, conf, **options) == found
 
 
-def test_the_hint_says_so_if_there_is_no_alias_at_all(check, settings):
+def test_a_hint_says_so_if_there_is_no_alias_at_all_and_which_setting_counts_on_rabbitmq(
+    check, settings
+):
     settings.REDISLOCK = {}
-    assert check(tidy, {}) == ["E050"]
-    (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
-    assert found.hint == "Its aliases are: none."
-
-
-def test_the_hint_for_a_long_run_names_the_setting_that_counts_on_rabbitmq(check):
-    assert check(tidy, {"broker_url": "pyamqp://"}, acks_late=True, time_limit=7200) == ["W051"]
-    (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
-    assert "with RabbitMQ also consumer_timeout, on the server" in str(found.hint)
+    assert check(tidy, {"broker_url": "pyamqp://"}, **LATE, time_limit=7200) == ["E050", "W051"]
+    alias, long = (one.hint for one in check_tasks(None) if "checked.tidy" in one.msg)
+    assert alias == "Its aliases are: none."
+    assert "with RabbitMQ also consumer_timeout, on the server" in str(long)
 
 
 @pytest.mark.parametrize(
@@ -211,22 +196,10 @@ def test_tasks_are_found_wherever_celery_finds_them_and_a_broken_module_is_named
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(inspect.cleandoc(text))
-    root = str(ROOT)
-    checked = subprocess.run(
-        [sys.executable, "-m", "django", "check", "--tag", "django_redislock"],
-        env=os.environ
-        | {
-            "DJANGO_SETTINGS_MODULE": "shop_settings",
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), root]),
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    said = checked.stderr
-    assert checked.returncode == 0, said
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = {"DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": path}
+    command = ("-m", "django", "check", "--tag", "django_redislock")
+    said = python(*command, env=os.environ | environment, cwd=tmp_path).stderr
     assert "Traceback" not in said
     for task in ("parcels.tasks.weigh", "letters.jobs.stamp"):
         assert f"(django_redislock.W050) Task {task} takes arguments" in said

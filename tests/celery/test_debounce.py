@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import distributed_lock, single_instance_task, task_runs
 from django_redislock.celery import SingleInstanceTask
@@ -35,10 +34,7 @@ def call_until(stage, key, is_over, every=0.2):
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
 def test_many_calls_are_one_message_and_one_run_so_long_after_the_last(request, own_stage, broker):
     if broker == "rabbitmq":
-        url = request.getfixturevalue("rabbit").url
-        ours = {"broker_url": url, "task_default_queue": own_stage.key()}
-        own_stage.conf |= ours
-        own_stage.app.conf.update(ours)
+        own_stage.use_broker(request.getfixturevalue("rabbit"))
     own_stage.start()
     key = own_stage.key()
     results, times = call_until(own_stage, key, lambda made: made == 8)
@@ -54,27 +50,27 @@ def test_many_calls_are_one_message_and_one_run_so_long_after_the_last(request, 
     assert task_runs.announced(using="default").locks == []
 
 
-def test_debounce_max_bounds_how_long_later_calls_put_it_off(own_stage):
-    own_stage.start()
-    key = own_stage.key()
-    _, times = call_until(own_stage, key, lambda made: own_stage.count(key, "what"))
-    ran = own_stage.events(key, "what")[0]["time"]
+@pytest.mark.usefixtures("worker")
+def test_debounce_max_bounds_how_long_later_calls_put_it_off(stage):
+    key = stage.key()
+    _, times = call_until(stage, key, lambda made: stage.count(key, "what"))
+    ran = stage.events(key, "what")[0]["time"]
     assert ran - times[0] > 3 - EARLY
     assert ran - times[-1] < 1, "calls went on until then"
 
 
-def test_a_call_made_during_the_run_is_followed_by_another_run(own_stage):
-    own_stage.start(concurrency=2, pool="threads")
-    key, task = own_stage.key(), own_stage.task("debounced_briefly")
+@pytest.mark.usefixtures("worker")
+def test_a_call_made_during_the_run_is_followed_by_another_run(stage):
+    key, task = stage.key(), stage.task("debounced_briefly")
     first = task.delay(key, "first", hold=True)
-    own_stage.wait_for(key, "start")
+    stage.wait_for(key, "start")
     second = task.delay(key, "second")
     assert second.published
-    own_stage.wait_for_log(f"Deferred {task.name}[{second.id}]: lock {key!r} is busy")
+    stage.wait_for_log(f"Deferred {task.name}[{second.id}]: lock {key!r} is busy")
     assert task.delay(key, "third").id == second.id, "it still stands for others"
-    own_stage.open_gate(key)
-    assert own_stage.result(first) == own_stage.result(second) == f"did {key}"
-    assert said(own_stage, key) == ["first", "third"]
+    stage.open_gate(key)
+    assert stage.result(first) == stage.result(second) == f"did {key}"
+    assert said(stage, key) == ["first", "third"]
 
 
 def test_after_a_purge_a_call_is_published_anew_once_the_lost_one_is_overdue(own_stage):
@@ -107,8 +103,7 @@ def test_a_loss_of_the_locks_redis_before_the_run_leaves_the_run(own_stage):
 
 def test_a_long_wait_is_made_in_hops_that_are_no_tries(own_stage):
     # No hop is longer than half of it: else the broker would deliver the message again.
-    own_stage.conf["broker_transport_options"] = {"visibility_timeout": 0.8}
-    own_stage.app.conf.update(own_stage.conf)
+    own_stage.configure(broker_transport_options={"visibility_timeout": 0.8})
     key = own_stage.key()
     made, call = time.time(), own_stage.task("debounced").delay(key, "it")
     eta = datetime.fromisoformat(own_stage.published[call.id]["eta"])
@@ -120,117 +115,93 @@ def test_a_long_wait_is_made_in_hops_that_are_no_tries(own_stage):
     assert all("Deferred" not in worker.log for worker in own_stage.workers)
 
 
-def test_calls_made_while_a_run_waits_for_the_lock_put_it_off_again(own_stage):
-    own_stage.start()
-    key = own_stage.key()
+@pytest.mark.usefixtures("worker")
+def test_calls_made_while_a_run_waits_for_the_lock_put_it_off_again(stage):
+    key = stage.key()
     with distributed_lock(key):
-        first = own_stage.task("debounced").delay(key, "first")
-        own_stage.wait_for_waiter(key)
-        assert not own_stage.task("debounced").delay(key, "second").published
+        first = stage.task("debounced").delay(key, "first")
+        stage.wait_for_waiter(key)
+        assert not stage.task("debounced").delay(key, "second").published
         made = time.time()
-    assert own_stage.result(first) == f"did {key}"
-    assert said(own_stage, key) == ["second"]
-    assert own_stage.events(key, "what")[0]["time"] - made > 1 - EARLY
+    assert stage.result(first) == f"did {key}"
+    assert said(stage, key) == ["second"]
+    assert stage.events(key, "what")[0]["time"] - made > 1 - EARLY
 
 
-def test_what_stands_alone_is_published_and_runs_at_once(own_stage):
-    own_stage.start()
-    key, task = own_stage.key(), own_stage.task("debounced")
+@pytest.mark.usefixtures("worker")
+def test_what_stands_alone_is_published_and_runs_at_once(stage):
+    key, task = stage.key(), stage.task("debounced")
     waits = task.delay(key, "waits")
-    alone = task.apply_async((key, "alone"), task_id=own_stage.key())
+    alone = task.apply_async((key, "alone"), task_id=stage.key())
     assert waits.published
     assert alone.published
-    assert own_stage.result(alone) == own_stage.result(waits) == f"did {key}"
-    assert said(own_stage, key) == ["alone", "waits"]
+    assert stage.result(alone) == stage.result(waits) == f"did {key}"
+    assert said(stage, key) == ["alone", "waits"]
 
 
-@pytest.mark.usefixtures("locks")
-class TestWithoutBroker:
-    """What is said where the line is written, and in eager mode."""
+# --- what is said where the line is written, and in eager mode ------------------------------------
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            ({"debounce_max": 5}, "debounce_max needs debounce"),
-            ({"debounce": 5, "debounce_max": 4}, "debounce_max=4 is less than debounce=5"),
-            ({"debounce": 0}, "debounce must be at least 0.001 seconds"),
-            ({"debounce": 5, "unique_queued": True}, "debounce needs unique_queued='newest'"),
-            ({"debounce": 5, "unique_queued": False}, "debounce needs unique_queued='newest'"),
-            ({"debounce": 5, "on_conflict": "skip"}, 'debounce and on_conflict="skip" exclude'),
-            ({"debounce": 5, "once": 60}, "debounce excludes once"),
-            ({"debounce": 5, "once_per": "day"}, "debounce excludes once"),
-            ({"debounce": 5, "once_per": "day", "durable": True}, "debounce excludes once"),
-            ({"debounce": 5, "expires": 60}, "debounce and expires exclude each other"),
-        ],
-    )
-    def test_what_does_not_go_together_is_refused_at_import(self, options, says):
-        with pytest.raises(ValueError, match=says):
-            single_instance_task(**options)(lambda: None)
 
-    def test_what_it_stands_for_can_be_overridden(self):
-        class Base(SingleInstanceTask):
-            single_instance = {"debounce": 5, "debounce_max": 9}
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"debounce_max": 5}, "debounce_max needs debounce"),
+        ({"debounce": 5, "debounce_max": 4}, "debounce_max=4 is less than debounce=5"),
+        ({"debounce": 0}, "debounce must be at least 0.001 seconds"),
+        ({"debounce": 5, "unique_queued": True}, "debounce needs unique_queued='newest'"),
+        ({"debounce": 5, "unique_queued": False}, "debounce needs unique_queued='newest'"),
+        ({"debounce": 5, "on_conflict": "skip"}, 'debounce and on_conflict="skip" exclude'),
+        ({"debounce": 5, "once": 60}, "debounce excludes once"),
+        ({"debounce": 5, "once_per": "day"}, "debounce excludes once"),
+        ({"debounce": 5, "once_per": "day", "durable": True}, "debounce excludes once"),
+        ({"debounce": 5, "expires": 60}, "debounce and expires exclude each other"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_at_import(options, says):
+    with pytest.raises(ValueError, match=says):
+        single_instance_task(**options)(lambda: None)
 
-        class Later(Base):
-            single_instance = {"on_conflict": "raise", "queued_ttl": 7, "debounce": 8}
 
-            def run(self):
-                pass
+def options_of_subclass(base, **options):
+    """The options of a class of tasks that has *options*, and whose base has others."""
+    Base = type("Base", (SingleInstanceTask,), {"single_instance": base})  # noqa: N806
+    body = {"single_instance": options, "run": lambda self: None}
+    return type("Later", (Base,), body).single_instance_options
 
-        ours = Later.single_instance_options
-        assert (ours.unique_queued, ours.on_conflict, ours.queued_ttl) == ("newest", "raise", 7)
-        assert (ours.debounce, ours.debounce_max) == (8, 9)
 
-    @pytest.mark.parametrize("option", [{"debounce": 5}, {"on_conflict": "replace"}])
-    def test_what_a_class_says_of_its_queue_does_not_keep_a_task_from_it(self, option):
-        class Base(SingleInstanceTask):
-            single_instance = {"unique_queued": True, "queued_ttl": 9, "on_conflict": "skip"}
+def test_what_it_stands_for_can_be_overridden_and_overrides_what_a_class_says_of_its_queue():
+    mine = {"on_conflict": "raise", "queued_ttl": 7, "debounce": 8}
+    ours = options_of_subclass({"debounce": 5, "debounce_max": 9}, **mine)
+    assert (ours.unique_queued, ours.on_conflict, ours.queued_ttl) == ("newest", "raise", 7)
+    assert (ours.debounce, ours.debounce_max) == (8, 9)
+    queued = {"unique_queued": True, "queued_ttl": 9, "on_conflict": "skip"}
+    assert options_of_subclass(queued, debounce=5).unique_queued == "newest"
+    assert options_of_subclass(queued, on_conflict="replace").unique_queued is False
 
-        class Later(Base):
-            single_instance = option
 
-            def run(self):
-                pass
+def test_a_call_does_not_say_itself_when_it_runs(locks):
+    with celery_app(broker_url="memory://"):
 
-        ours = Later.single_instance_options
-        assert ours.unique_queued == ("newest" if "debounce" in option else False)
+        @single_instance_task(name="reindex", debounce=5)
+        def reindex(): ...
 
-    def test_a_call_does_not_say_itself_when_it_runs(self):
-        with celery_app(broker_url="memory://"):
+        for how in ({"countdown": 9}, {"eta": datetime.now(UTC)}, {"expires": 9}):
+            with pytest.raises(ValueError, match=f"cannot say {next(iter(how))}: debounce"):
+                reindex.apply_async(**how)
+        with distributed_lock("reindex") as lease:
+            baton = lease.hand_over(within=5)
+        with pytest.raises(ValueError, match="cannot take a baton"):
+            reindex.delay(baton=baton)
 
-            @single_instance_task(name="reindex", debounce=5)
-            def reindex():
-                pass
 
-            for how in ({"countdown": 9}, {"eta": datetime.now(UTC)}, {"expires": 9}):
-                with pytest.raises(ValueError, match=f"cannot say {next(iter(how))}: debounce"):
-                    reindex.apply_async(**how)
-            with distributed_lock("reindex") as lease:
-                baton = lease.hand_over(within=5)
-            with pytest.raises(ValueError, match="cannot take a baton"):
-                reindex.delay(baton=baton)
+def test_in_eager_mode_each_call_runs_at_once(locks):
+    runs = []
+    with celery_app(**EAGER):
 
-    def test_in_eager_mode_each_call_runs_at_once(self):
-        runs = []
-        with celery_app(**EAGER):
+        @single_instance_task(name="reindex", debounce=5, debounce_max=9)
+        def reindex(what):
+            runs.append(what)
 
-            @single_instance_task(name="reindex", debounce=5, debounce_max=9)
-            def reindex(what):
-                runs.append(what)
-
-            assert reindex.delay(1).published
-            reindex.apply((2,))
-        assert runs == [1, 2]
-
-    def test_a_quorum_refuses_the_call(self, settings):
-        location = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
-        quorum = {"BACKEND": "django_redislock.backends.QuorumBackend", "LOCATION": location}
-        settings.REDISLOCK = {"default": quorum}
-        with celery_app(broker_url="memory://"):
-
-            @single_instance_task(name="reindex", debounce=5)
-            def reindex():
-                pass
-
-            with pytest.raises(ImproperlyConfigured, match="debounce needs records of runs"):
-                reindex.delay()
+        assert reindex.delay(1).published
+        reindex.apply((2,))
+    assert runs == [1, 2]

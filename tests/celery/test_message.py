@@ -1,7 +1,5 @@
 """A run that is deferred: its message comes again as it came, with all that it said."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import kombu
@@ -16,16 +14,10 @@ from kombu.transport.native_delayed_delivery import (
 from django_redislock import distributed_lock
 from django_redislock.celery import SingleInstanceTask
 from tests.celery.project import PATIENCE
+from tests.celery.project.rabbit import QUORUM
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
-
-QUORUM = {
-    "task_default_queue_type": "quorum",
-    "task_default_exchange_type": "topic",
-    "task_create_missing_queue_type": "quorum",
-    "task_create_missing_queue_exchange_type": "topic",
-}
 
 
 @pytest.fixture(
@@ -37,13 +29,11 @@ QUORUM = {
 )
 def own_stage(request, own_stage):
     """A stage with each broker, and no worker."""
-    ours = {"task_default_queue": own_stage.key()}
-    if request.param != "redis":
-        rabbit = request.getfixturevalue("rabbit")
-        ours["broker_url"] = rabbit.url
-    if request.param == "quorum queues":
-        ours |= QUORUM
-    own_stage.app.conf.update(ours)
+    if request.param == "redis":
+        own_stage.configure(task_default_queue=own_stage.key())
+    else:
+        conf = QUORUM if request.param == "quorum queues" else {}
+        own_stage.use_broker(request.getfixturevalue("rabbit"), **conf)
     return own_stage
 
 
@@ -162,7 +152,10 @@ def test_it_says_what_it_said(own_stage, options):
             assert 0 < float(expiration) / 1000 <= 600
 
 
-@pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
+on_redis = pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
+
+
+@on_redis
 def test_what_another_program_has_published_says_what_it_said(own_stage):
     key, queue = own_stage.key(), new_queue(own_stage)
     name = own_stage.task("retrying").name
@@ -171,60 +164,44 @@ def test_what_another_program_has_published_says_what_it_said(own_stage):
     assert said(second) == said(first)
 
 
-class TestHeadersThatATracerNests:
+@on_redis
+def test_headers_that_a_tracer_nests_hide_no_others_and_keep_no_revoked_call_announced(
+    own_stage, monkeypatch
+):
     """Sentry's and Datadog's do it, and Celery then shows a task the nested ones alone."""
+    options = {"key": "{key}", "unique_queued": True, "on_conflict": "retry"}
+    how = {"base": SingleInstanceTask, "ignore_result": True, "single_instance": options}
 
-    pytestmark = pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
+    @own_stage.app.task(name=own_stage.key(), **how)
+    def load(key):
+        seen.append(load.request.headers)
 
-    @pytest.fixture
-    def queue(self, own_stage):
-        return new_queue(own_stage)
-
-    @pytest.fixture
-    def load(self, own_stage):
-        @own_stage.app.task(
-            base=SingleInstanceTask,
-            ignore_result=True,
-            name=own_stage.key(),
-            single_instance={"key": "{key}", "unique_queued": True, "on_conflict": "retry"},
-        )
-        def load(key: str) -> None:
-            load.seen.append(load.request.headers)
-
-        load.seen = []
-        return load
-
-    @pytest.fixture
-    def call(self, own_stage, load, queue):
-        """Call the task, which waits for the lock of this name."""
-        self.key = own_stage.key()
+    def call():
         headers = {"tenant": "one", "headers": {"trace": "2"}}
-        return lambda: load.apply_async((self.key,), queue=queue, headers=headers)
+        return load.apply_async((key,), queue=queue, headers=headers)
 
-    def test_hide_no_others_and_stay_nested(self, own_stage, queue, load, call):
-        assert [call().published, call().published] == [True, False]
-        _, second = deferred(own_stage, self.key, queue)
-        assert second.headers["tenant"] == "one"
-        assert second.headers["headers"]["trace"] == "2"
-        execute(own_stage, second)
-        assert [(one["tenant"], one["trace"]) for one in load.seen] == [("one", "2")]
-        assert call().published  # The run has retracted the first one.
+    seen, key, queue = [], own_stage.key(), new_queue(own_stage)
+    assert [call().published, call().published] == [True, False]
+    _, second = deferred(own_stage, key, queue)
+    assert second.headers["tenant"] == "one"
+    assert second.headers["headers"]["trace"] == "2"
+    execute(own_stage, second)
+    assert [(one["tenant"], one["trace"]) for one in seen] == [("one", "2")]
 
-    def test_do_not_keep_a_revoked_call_announced(self, own_stage, queue, load, call, monkeypatch):
-        first = call()
-        assert not call().published
-        monkeypatch.setattr("celery.worker.request.revoked_tasks", {first.id})
-        message = take(own_stage, queue)
-        assert Request(message, app=own_stage.app, task=load, hostname="tests").revoked()
-        assert call().published
+    revoked = call()  # The run has retracted the first one.
+    assert [revoked.published, call().published] == [True, False]
+    monkeypatch.setattr("celery.worker.request.revoked_tasks", {revoked.id})
+    message = take(own_stage, queue)
+    assert Request(message, app=own_stage.app, task=load, hostname="tests").revoked()
+    assert call().published
 
 
-@pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
+@on_redis
 def test_a_retry_shows_no_more_of_the_arguments_than_the_caller_did(own_stage):
-    @own_stage.app.task(
-        base=SingleInstanceTask, bind=True, ignore_result=True, name=own_stage.key()
-    )
-    def log_in(self: SingleInstanceTask, secret: str) -> None:
+    how = {"base": SingleInstanceTask, "bind": True, "ignore_result": True}
+
+    @own_stage.app.task(name=own_stage.key(), **how)
+    def log_in(self, secret):
         raise self.retry(countdown=1)
 
     queue = new_queue(own_stage)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from celery.schedules import crontab
 from django.contrib.auth.models import Group
 
 from django_redislock import (
@@ -44,37 +45,29 @@ def called(task, at):
 
 
 def once_a_day(**options):
+    """A task whose first run fails, and the names of the locks of its runs."""
     runs = []
 
     @single_instance_task(name="draw", once_per="day", **options)
     def draw():
         runs.append(held.list()[0].name)
+        if len(runs) == 1:
+            raise ValueError
 
     draw.runs = runs  # Of the task of the current application.
     return draw, runs
 
 
-def test_the_work_of_a_day_is_done_once_whoever_comes_later():
+def test_the_work_of_a_day_is_done_once_whoever_comes_later_or_failed_before():
     draw, runs = once_a_day()
+    with distributed_lock("draw" + TODAY):  # As somebody takes it by hand.
+        assert called(draw, NOON)["skipped"] == "busy"
+    assert isinstance(called(draw, NOON), ValueError)
     assert called(draw, NOON) is None
     skipped = called(draw, NOON + 3600)
     assert (skipped["skipped"], skipped["lock"]) == ("done", "draw" + TODAY)
     assert called(draw, NOON + DAY) is None
-    assert runs == ["draw" + TODAY, "draw:2026-11-29"]
-
-
-def test_a_failure_leaves_the_day_to_the_next_run():
-    tries = []
-
-    @single_instance_task(name="draw", once_per="day")
-    def draw():
-        tries.append(1)
-        if len(tries) == 1:
-            raise ValueError
-
-    assert isinstance(called(draw, NOON), ValueError)
-    assert called(draw, NOON) is None
-    assert called(draw, NOON)["skipped"] == "done"
+    assert runs == ["draw" + TODAY, "draw" + TODAY, "draw:2026-11-29"]
 
 
 def test_a_period_counts_by_the_time_zone_of_the_project(settings):
@@ -84,34 +77,29 @@ def test_a_period_counts_by_the_time_zone_of_the_project(settings):
     assert draw.lock_name((), {}, evening) == "draw:2026-11-29"
 
 
-@pytest.mark.parametrize("option", [None, "countdown", "eta"])
-def test_a_message_says_when_its_call_was_made_or_is_due(app, option):
+@pytest.mark.parametrize("option", [None, "countdown", "eta", "retries"])
+def test_a_message_says_when_its_call_was_made_or_is_due_also_that_of_a_retry(app, option):
     app.conf.update(task_always_eager=False, broker_url="memory://")
     draw, _ = once_a_day()
-    due = time.time() + (5 * DAY if option else 0)
-    options = {"countdown": 5 * DAY, "eta": datetime.fromtimestamp(due, UTC)}
-    draw.apply_async(**({option: options[option]} if option else {}))
+    now = time.time()
+    options, due = {
+        None: ({}, now),
+        "countdown": ({"countdown": 5 * DAY}, now + 5 * DAY),
+        "eta": ({"eta": datetime.fromtimestamp(now + 5 * DAY, UTC)}, now + 5 * DAY),
+        "retries": ({"headers": carrying(NOON), "retries": 1, "countdown": DAY}, NOON),
+    }[option]
+    draw.apply_async(**options)
     with app.connection_for_read() as connection:
         message = connection.SimpleQueue("celery").get(timeout=10)
         message.ack()
     assert abs(carried(message.headers)["at"] - due) < 60
 
 
-def test_a_retry_goes_on_in_the_period_of_its_call(app):
-    app.conf.update(task_always_eager=False, broker_url="memory://")
-    draw, _ = once_a_day()
-    draw.apply_async(headers=carrying(NOON), retries=1, countdown=DAY)
-    with app.connection_for_read() as connection:
-        message = connection.SimpleQueue("celery").get(timeout=10)
-        message.ack()
-    assert carried(message.headers)["at"] == NOON
-
-
 def test_a_message_without_a_time_or_with_nonsense_counts_when_it_comes():
     draw, runs = once_a_day()
     for at in (None, "noon", float("inf"), -5):
         draw.apply(headers={HEADER: {"at": at}})
-    assert runs == [draw.lock_name((), {})]
+    assert runs == [draw.lock_name((), {})] * 2  # The first one has failed.
 
 
 def test_calls_of_two_periods_do_not_stand_for_each_other_in_the_queue(app):
@@ -140,38 +128,24 @@ def test_durable_stands_for_what_outlives_kills_and_a_loss_of_redis(locks):
     assert run.name == "draw" + TODAY
 
 
-def test_each_of_what_durable_stands_for_may_be_said_otherwise():
+def test_each_of_what_durable_stands_for_may_be_said_otherwise_and_a_class_may_be_durable():
+    class Durable(SingleInstanceTask):
+        abstract = True
+        single_instance = {"durable": True, "once_per": "hour", "conflict_deadline": 60}
+
     @single_instance_task(
         name="draw", key="draw:{number}", durable=True, on_conflict="skip", acks_late=False
     )
     def draw(number): ...
 
-    assert draw.single_instance_options.on_conflict == "skip"
-    assert draw.single_instance_options.once == "database"
-    assert draw.acks_late is False
+    @single_instance_task(name="of class", base=Durable, on_unavailable="raise")
+    def of_class(): ...
 
-
-def test_a_class_of_tasks_may_be_durable():
-    class Durable(SingleInstanceTask):
-        abstract = True
-        single_instance = {"durable": True, "once_per": "hour"}
-
-    @single_instance_task(name="draw", base=Durable)
-    def draw(): ...
-
-    assert draw.acks_late
-    assert draw.single_instance_options.once == "database"
-
-
-def test_what_serves_an_option_that_durable_stands_for_is_kept():
-    class Patient(SingleInstanceTask):
-        abstract = True
-        single_instance = {"durable": True, "once_per": "day", "conflict_deadline": 60}
-
-    @single_instance_task(name="draw", base=Patient, on_unavailable="raise")
-    def draw(): ...
-
-    assert draw.single_instance_options.conflict_deadline == 60
+    options = draw.single_instance_options
+    assert (options.on_conflict, options.once, draw.acks_late) == ("skip", "database", False)
+    options = of_class.single_instance_options
+    assert (options.on_unavailable, options.once, of_class.acks_late) == ("raise", "database", True)
+    assert options.conflict_deadline == 60, "it serves an option that durable stands for"
 
 
 @pytest.mark.parametrize("decorator", [single_instance, single_instance_task])
@@ -208,19 +182,12 @@ def test_a_function_is_run_once_a_day_too():
     assert runs == [1]
 
 
-def test_who_takes_the_lock_of_a_period_by_hand_keeps_the_task_out():
-    draw, _ = once_a_day()
-    with distributed_lock("draw" + TODAY):
-        assert called(draw, NOON)["skipped"] == "busy"
-
-
 @pytest.mark.parametrize(
     ("hour", "minute", "zone", "every", "warned"),
     [
         (0, 0, "UTC", "day", True),
         (23, 59, "UTC", "day", True),
         (0, 5, "UTC", "day", False),
-        (12, 0, "UTC", "day", False),
         (12, 0, "UTC", "hour", True),
         (23, 0, "Europe/Berlin", "day", True),  # Midnight in winter, to a beat in UTC.
         (0, 0, "Europe/Berlin", "day", False),
@@ -229,8 +196,6 @@ def test_who_takes_the_lock_of_a_period_by_hand_keeps_the_task_out():
 def test_a_schedule_at_the_border_of_two_periods_is_pointed_out(
     app, settings, hour, minute, zone, every, warned
 ):
-    from celery.schedules import crontab
-
     settings.TIME_ZONE = zone
     app.conf.timezone = "UTC"
 

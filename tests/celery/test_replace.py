@@ -9,97 +9,84 @@ from django_redislock.celery.options import SingleInstance
 
 pytest_plugins = ["tests.celery.project.stage"]
 
-SUPERSEDED = "replaced"
-
 
 @pytest.fixture
-def stage(own_stage):
-    return own_stage
+def start(own_stage):
+    return lambda: own_stage.start(pool="threads", concurrency=4)
 
 
-@pytest.fixture
-def worker(stage):
-    return stage.start(pool="threads", concurrency=4)
+def begin(stage, task="newest_wins", **how):
+    """A call that has the lock of its key."""
+    key = stage.key()
+    first = stage.send(task, key, **how)
+    stage.wait_for(key, "start")
+    return key, first
 
 
 def outcome(stage, sent):
     return stage.result(sent)["skipped"]
 
 
-class TestABodyThatLooks:
-    @pytest.mark.row("replaced")
-    def test_it_ends_early_and_its_retry_does_not_come_back(self, stage, worker):
-        """Its autoretry_for takes the loss for a failure, and publishes a retry."""
-        key = stage.key()
-        first = stage.send("newest_wins", key, looks=True)
-        stage.wait_for(key, "start")
-        second = stage.send("newest_wins", key)
-        assert outcome(stage, first) == SUPERSEDED
-        assert stage.result(second) == f"did {key}"
-        stage.wait_until_idle()
-        assert stage.count(key, "start") == 2
-        assert outcome(stage, first) == SUPERSEDED
-        record = held.record(key)
-        assert second.id in record.last_skip.by
-        assert record.last_skip.owner.task_id == first.id
+@pytest.mark.row("replace")
+@pytest.mark.row("replaced")
+def test_a_body_ends_early_if_it_looks_else_loses_its_lease_and_its_retry_stays_away(
+    own_stage, start
+):
+    """Its autoretry_for takes the loss for a failure, and publishes a retry."""
+    stage = own_stage
+    start()
+    key, first = begin(stage, looks=True)
+    second = stage.send("newest_wins", key)
+    assert outcome(stage, first) == "replaced"
+    assert stage.result(second) == f"did {key}"
+    stage.wait_until_idle()
+    assert stage.count(key, "start") == 2
+    assert outcome(stage, first) == "replaced"
+    record = held.record(key)
+    assert second.id in record.last_skip.by
+    assert record.last_skip.owner.task_id == first.id
+
+    key, first = begin(stage, hold=True)
+    second = stage.send("newest_wins", key)
+    stage.wait_for(key, "start", 2)
+    assert stage.result(second) == f"did {key}"
+    stage.open_gate(key)
+    assert outcome(stage, first) == "replaced"
 
 
-class TestABodyThatDoesNotLook:
-    @pytest.mark.row("replace")
-    def test_it_loses_its_lease_after_its_time(self, stage, worker):
-        key = stage.key()
-        first = stage.send("newest_wins", key, hold=True)
-        stage.wait_for(key, "start")
-        second = stage.send("newest_wins", key)
-        stage.wait_for(key, "start", 2)
-        assert stage.result(second) == f"did {key}"
-        stage.open_gate(key)
-        assert outcome(stage, first) == SUPERSEDED
-
-
-class TestABodyThatIsKilled:
-    @pytest.mark.row("replaced")
-    def test_the_newest_call_follows_when_its_lease_ends_and_the_killed_one_stays_away(
-        self, stage, worker
-    ):
-        key = stage.key()
-        first = stage.send("newest_wins", key, hold=True)
-        stage.wait_for(key, "start")
-        worker.kill()
-        stage.start(pool="threads", concurrency=4)
-        second = stage.send("newest_wins", key)
-        assert stage.result(second) == f"did {key}"
-        stage.redeliver(first.id)
-        assert stage.result(first)["skipped"] in {SUPERSEDED, "duplicate"}
-        assert stage.count(key, "start") == 2
+@pytest.mark.row("replaced")
+def test_if_it_is_killed_the_newest_call_follows_when_its_lease_ends_and_it_stays_away(
+    own_stage, start
+):
+    worker = start()
+    key, first = begin(own_stage, hold=True)
+    worker.kill()
+    start()
+    second = own_stage.send("newest_wins", key)
+    assert own_stage.result(second) == f"did {key}"
+    own_stage.redeliver(first.id)
+    assert outcome(own_stage, first) in {"replaced", "duplicate"}
+    assert own_stage.count(key, "start") == 2
 
 
 @pytest.mark.row("replace")
 @pytest.mark.row("replaced")
-def test_a_third_call_replaces_the_one_that_waits_in_its_worker_slot(stage, worker):
-    key = stage.key()
-    first = stage.send("newest_wins_late", key, hold=True)
-    stage.wait_for(key, "start")
+def test_a_third_call_replaces_the_one_that_waits_but_an_older_one_that_comes_back_does_not(
+    own_stage, start
+):
+    stage = own_stage
+    start()
+    key, first = begin(stage, "newest_wins_late", hold=True)
     second = stage.send("newest_wins_late", key)
     stage.wait_for_waiter(key)
     third = stage.send("newest_wins_late", key)
-    assert outcome(stage, second) == SUPERSEDED
+    assert outcome(stage, second) == "replaced"
+    long_ago = {"redislock": {"at": time.time() - 60}}
+    older = stage.task("newest_wins_late").apply_async((key,), retries=1, headers=long_ago)
+    assert outcome(stage, older) == "replaced"
     stage.open_gate(key)
-    assert stage.result(third) == f"did {key}"
-    assert stage.result(first) == f"did {key}"
+    assert stage.result(third) == stage.result(first) == f"did {key}"
     assert stage.count(key, "start") == 2
-
-
-def test_an_older_call_that_comes_back_does_not_replace_a_newer_one(stage, worker):
-    key = stage.key()
-    newer = stage.send("newest_wins", key, hold=True)
-    stage.wait_for(key, "start")
-    older = stage.task("newest_wins").apply_async(
-        (key,), retries=1, headers={"redislock": {"at": time.time() - 60}}
-    )
-    assert outcome(stage, older) == SUPERSEDED
-    stage.open_gate(key)
-    assert stage.result(newer) == f"did {key}"
 
 
 @pytest.mark.parametrize("option", [{"unique_queued": True}, {"debounce": 5}])
