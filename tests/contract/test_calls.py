@@ -6,20 +6,14 @@ functions of this package, its files, and how often the way leads from one to an
 that goes on counts as a call. Who makes the way longer must say here that it is so.
 """
 
-from __future__ import annotations
-
 import math
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import islice, pairwise
-from pathlib import Path
-from typing import NamedTuple
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 
 import pytest
 from asgiref.sync import SyncToAsync
 
-import django_redislock
 from django_redislock import distributed_lock, single_instance
 from django_redislock.backends.redis.calling import Caller, FirstSteps
 from django_redislock.conf import Conf
@@ -28,12 +22,19 @@ from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.forms import Attempt, release
 from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, Owner
+from tests.support.calls import counted_calls
 from tests.support.others import against_rival, queued, release_form, rival
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways
 
-PACKAGE = str(Path(django_redislock.__file__).parent)
 WARM = 20  # Cycles after which nothing is done for the first time.
 CALLER = Caller("default", "redislock", "process")
+# Calls, files, and steps from one file to another, by what is done and by which way.
+AT_MOST = {
+    "a lock": {"sync": (34, 10, 23), "async": (43, 10, 26)},
+    "a contended lock": {"sync": (56, 14, 37), "async": (69, 15, 44)},
+    "a job": {"sync": (47, 14, 33), "async": (63, 14, 41)},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,132 +43,45 @@ def serves_no_coroutine(monkeypatch):
     monkeypatch.delattr(SyncToAsync.threadlocal, "main_event_loop", raising=False)
 
 
-class Way(NamedTuple):
-    """How long the way of one cycle is."""
-
-    calls: int
-    files: int
-    switches: int  # From one file to another.
-
-
-class Trace:
-    """Follows the calls of this thread. Others, as the watchdog's, are not seen."""
-
-    def __init__(self):
-        self._files = []
-
-    def __enter__(self):
-        sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *exc_info):
-        sys.setprofile(None)
-
-    def _note(self, frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            self._files.append(frame.f_code.co_filename)
-
-    @property
-    def way(self):
-        files = self._files
-        switches = sum(one != other for one, other in pairwise(files))
-        return Way(len(files), len(set(files)), switches)
-
-
-def one_is_at_most(ways, calls, files, switches):
-    """Whether one is so short. In others the garbage collector has run, or an answer was late."""
-    return any(
-        way.calls <= calls and way.files <= files and way.switches <= switches for way in ways
-    )
-
-
-def test_a_cycle_is_a_short_way(locks):
-    locks.on(locks.server, TTL=60)
-    ways = []
-    for _ in range(WARM):
-        with Trace() as trace, distributed_lock("lottery"):
-            pass
-        ways.append(trace.way)
-    assert one_is_at_most(ways, calls=34, files=10, switches=23), ways
-
-
-def test_a_run_of_a_job_is_a_short_way(locks):
-    locks.on(locks.server, TTL=60)
-
-    @single_instance
-    def job():
-        pass
-
-    ways = []
-    for _ in range(WARM):
-        with Trace() as trace:
-            job()
-        ways.append(trace.way)
-    assert one_is_at_most(ways, calls=47, files=14, switches=33), ways
-
-
-async def test_an_awaited_run_of_a_job_is_a_short_way(locks):
-    locks.on(locks.server, TTL=60)
-
-    @single_instance
-    async def job():
-        pass
-
-    ways = []
-    for _ in range(WARM):
-        with Trace() as trace:
-            await job()
-        ways.append(trace.way)
-    assert one_is_at_most(ways, calls=63, files=14, switches=41), ways
-
-
-async def test_a_cycle_of_a_task_is_a_short_way(locks):
-    locks.on(locks.server, TTL=60)
-    ways = []
-    for _ in range(WARM):
-        with Trace() as trace:
-            async with distributed_lock("lottery"):
-                pass
-        ways.append(trace.way)
-    assert one_is_at_most(ways, calls=43, files=10, switches=26), ways
-
-
 @contextmanager
-def handed_over_by(other, locks):
+def handed_over(locks):
     """Let another process hold the lock until this one waits for it."""
     lock = rival("lottery")
-    assert other.submit(lock.acquire).result(HUNG)
 
     def release():
         wait_until(lambda: queued(locks, "lottery"), every=0.001)
         lock.release()
 
-    released = other.submit(release)
-    yield
-    released.result(HUNG)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.acquire).result(HUNG)
+        other.submit(release)
+        yield
 
 
-def test_a_contended_cycle_is_a_short_way(locks, settings):
+@pytest.mark.parametrize("what", AT_MOST)
+@both_ways
+async def test_a_cycle_is_a_short_way(way, what, locks, settings):
     locks.on(locks.server, TTL=60)
-    ways = []
-    with against_rival(locks, settings), ThreadPoolExecutor(1) as other:
-        for _ in range(WARM):
-            with handed_over_by(other, locks), Trace() as trace, distributed_lock("lottery"):
-                pass
-            ways.append(trace.way)
-    assert one_is_at_most(ways, calls=56, files=14, switches=37), ways
 
+    def nothing():
+        pass
 
-async def test_a_contended_cycle_of_a_task_is_a_short_way(locks, settings):
-    locks.on(locks.server, TTL=60)
-    ways = []
-    with against_rival(locks, settings), ThreadPoolExecutor(1) as other:
+    job, found = single_instance(way.function(nothing)), []
+    with against_rival(locks, settings):
         for _ in range(WARM):
-            with handed_over_by(other, locks), Trace() as trace:
-                async with distributed_lock("lottery"):
-                    pass
-            ways.append(trace.way)
-    assert one_is_at_most(ways, calls=69, files=15, switches=44), ways
+            before = handed_over(locks) if what == "a contended lock" else nullcontext()
+            with before, counted_calls() as calls:
+                if what == "a job":
+                    await way.call(job)
+                else:
+                    async with way.entered(distributed_lock("lottery")):
+                        pass
+            found.append((len(calls), calls.files, calls.switches))
+    # In others the garbage collector has run, or an answer was late.
+    most = AT_MOST[what][way.name]
+    assert any(
+        all(is_ <= at_most for is_, at_most in zip(one, most, strict=True)) for one in found
+    ), found
 
 
 @pytest.mark.parametrize("wait", [0.0, 5.0])

@@ -30,8 +30,9 @@ from django_redislock import (
 )
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.interrupts import alarm
-from tests.support.matrix import QUORUM, UNSCRIPTED, everywhere, needs_scripts
+from tests.support.matrix import MEMORY, QUORUM, UNSCRIPTED, everywhere, needs_scripts, places
 from tests.support.others import held_by_other, waiters
+from tests.support.servers import KIND
 from tests.support.stored import keys_of
 from tests.support.ways import WAYS
 
@@ -66,6 +67,13 @@ def no_cycle(but=()):
     assert sorted(filter(None, kept)) == []
 
 
+def leave_no_cycle(work, but=()):
+    """What is made the first time stays."""
+    work()
+    with no_cycle(but):
+        work()
+
+
 def described(one):
     """What an object is that only the collector has found; "" if it is none of ours.
 
@@ -91,6 +99,7 @@ def described(one):
 
 
 by_each_way = pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
+in_two_places = places(KIND, MEMORY)
 
 
 # --- locks ----------------------------------------------------------------------------------------
@@ -104,21 +113,13 @@ async def taken(way, place):
 
 
 async def refused(way, place):
-    lock = distributed_lock("lottery", wait=0)
-    with held_by_other("lottery"):
-        assert not await way.acquire(lock)
-        with suppress(LockTimeout):
-            async with way.entered(lock):
-                pytest.fail("the block ran")
-
-
-async def timed_out(way, place):
-    lock = distributed_lock("lottery", wait=0.1)
-    with held_by_other("lottery"):
-        assert not await way.acquire(lock)
-        with suppress(LockTimeout):
-            async with way.entered(lock):
-                pytest.fail("the block ran")
+    for wait in (0, 0.1):
+        lock = distributed_lock("lottery", wait=wait)
+        with held_by_other("lottery"):
+            assert not await way.acquire(lock)
+            with suppress(LockTimeout):
+                async with way.entered(lock):
+                    pytest.fail("the block ran")
 
 
 async def waited(way, place):
@@ -190,18 +191,7 @@ async def renewed(way, place):
         await way.until(lambda: lease.renewals)
 
 
-WAYS_OF_LOCKS = [
-    taken,
-    refused,
-    timed_out,
-    waited,
-    expired_holder,
-    misused,
-    lost,
-    failed,
-    several,
-    renewed,
-]
+WAYS_OF_LOCKS = [taken, refused, waited, expired_holder, misused, lost, failed, several, renewed]
 
 
 def awaits(name, place):
@@ -214,12 +204,13 @@ def note(lease):
 
 
 @everywhere
-@pytest.mark.parametrize("work", WAYS_OF_LOCKS, ids=lambda work: work.__name__)
 @by_each_way
-def test_no_way_of_a_lock_leaves_a_cycle(way, place, work):
-    way.run(work(way, place))  # What is made once stays.
-    with no_cycle():
-        way.run(work(way, place))
+def test_no_way_of_a_lock_leaves_a_cycle(way, place):
+    def work():
+        for each in WAYS_OF_LOCKS:
+            way.run(each(way, place))
+
+    leave_no_cycle(work)
 
 
 # --- servers that do not answer -------------------------------------------------------------------
@@ -234,56 +225,56 @@ async def ask_in_vain(way):
         await way.locked(distributed_lock("lottery"))
 
 
-async def release_in_vain(way, proxy):
-    lock = distributed_lock("lottery", wait=60, ttl=1, renew=False)
-    assert await way.acquire(lock)
-    proxy.blackhole()
-    try:
-        with suppress(LockError):
-            await way.release(lock)
-    finally:
-        proxy.heal()
+def at_host(host, fault):
+    def trouble(locks, proxy):
+        locks.configure(LOCATION=f"redis://{host}:{proxy.port}/0")
+        getattr(proxy, fault)()
+
+    return trouble
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-@pytest.mark.parametrize("fault", ["refuse", "blackhole"])
+def of_backend(backend, **options):
+    def trouble(locks, proxy):
+        proxy.refuse()
+        locks.configure(
+            BACKEND=f"django_redislock.backends.{backend}",
+            LOCATION=[f"redis://127.0.0.1:{proxy.port}"],
+            OPTIONS={"socket_timeout": 0.2, **options},
+        )
+
+    return trouble
+
+
+def of_command(action):
+    return lambda locks, proxy: proxy.rule("EVALSHA", action, times=None)
+
+
+def a_refusal(locks, proxy):
+    locks.redis.lpush(keys_of(locks, "lottery").lock, "a list")
+
+
+TROUBLES = {
+    "refused": at_host("127.0.0.1", "refuse"),
+    "silent": at_host("127.0.0.1", "blackhole"),
+    "refused by name": at_host("localhost", "refuse"),
+    "silent by name": at_host("localhost", "blackhole"),
+    "nodes": of_backend("ClusterBackend"),
+    "sentinels": of_backend("SentinelBackend", service_name="m1"),
+    "cut before": of_command("cut_before"),
+    "cut after": of_command("cut_after"),
+    "hanging": of_command("hang_before"),
+    "a refusal": a_refusal,
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES)
 @by_each_way
-def test_a_server_that_cannot_be_reached_leaves_no_cycle(way, fault, host, locks, proxy):
-    locks.on(proxy, OPTIONS={"socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
-    locks.configure(LOCATION=f"redis://{host}:{proxy.port}/0")
-    getattr(proxy, fault)()
-    way.run(ask_in_vain(way))
-    with no_cycle():
-        way.run(ask_in_vain(way))
-
-
-@pytest.mark.parametrize(
-    ("backend", "options"), [("ClusterBackend", {}), ("SentinelBackend", {"service_name": "m1"})]
-)
-@by_each_way
-def test_nodes_and_sentinels_that_cannot_be_reached_leave_no_cycle(
-    way, backend, options, locks, proxy
-):
-    proxy.refuse()
-    locks.configure(
-        BACKEND=f"django_redislock.backends.{backend}",
-        LOCATION=[f"redis://127.0.0.1:{proxy.port}"],
-        OPTIONS={"socket_timeout": 0.2, **options},
-        UNAVAILABLE_AFTER=0,
-    )
-    way.run(ask_in_vain(way))
-    with no_cycle():
-        way.run(ask_in_vain(way))
-
-
-@pytest.mark.parametrize("action", ["cut_before", "cut_after", "hang_before"])
-@by_each_way
-def test_a_command_that_fails_leaves_no_cycle(way, action, locks, proxy):
-    locks.on(proxy, OPTIONS={"socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
-    way.run(taken_once(way))
-    proxy.rule("EVALSHA", action, times=None)
-    with no_cycle():
-        way.run(ask_in_vain(way))
+def test_what_is_asked_in_vain_leaves_no_cycle(way, trouble, locks, proxy):
+    locks.on(proxy)
+    way.run(taken_once(way))  # The server knows the scripts.
+    locks.configure(OPTIONS={"socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
+    trouble(locks, proxy)
+    leave_no_cycle(lambda: way.run(ask_in_vain(way)))
 
 
 async def taken_once(way):
@@ -294,18 +285,18 @@ async def taken_once(way):
 @by_each_way
 def test_a_release_that_is_not_answered_leaves_no_cycle(way, locks, proxy):
     locks.on(proxy, OPTIONS={"socket_timeout": 0.2})
-    way.run(release_in_vain(way, proxy))
-    with no_cycle():
-        way.run(release_in_vain(way, proxy))
 
+    async def release_in_vain():
+        lock = distributed_lock("lottery", wait=60, ttl=1, renew=False)
+        assert await way.acquire(lock)
+        proxy.blackhole()
+        try:
+            with suppress(LockError):
+                await way.release(lock)
+        finally:
+            proxy.heal()
 
-@by_each_way
-def test_a_refusal_leaves_no_cycle(way, locks):
-    name = "lottery"
-    locks.redis.lpush(keys_of(locks, name).lock, "a list")
-    way.run(ask_in_vain(way))
-    with no_cycle():
-        way.run(ask_in_vain(way))
+    leave_no_cycle(lambda: way.run(release_in_vain()))
 
 
 @by_each_way
@@ -315,9 +306,7 @@ def test_a_quorum_without_a_majority_leaves_no_cycle(way, make_quorum):
     way.run(taken_once(way))
     for proxy in quorum.proxies[:2]:
         proxy.refuse()
-    way.run(ask_in_vain(way))
-    with no_cycle():
-        way.run(ask_in_vain(way))
+    leave_no_cycle(lambda: way.run(ask_in_vain(way)))
 
 
 # --- what is made of locks ------------------------------------------------------------------------
@@ -339,32 +328,17 @@ def test_leaders_and_batons_leave_no_cycle(place):
         with suppress(LockLost), take_up(baton):
             pytest.fail("the block ran")
 
-    work()
-    with no_cycle():
-        work()
-
-
-@needs_scripts
-def test_permits_leave_no_cycle(place):
-    def work():
-        lock = distributed_lock("lottery", limit=1, wait=0.1)
-        with held_by_other("lottery", limit=1):
-            assert not lock.acquire()
-        with lock, suppress(LockMisuse):
-            lock.acquire()
-
-    work()
-    with no_cycle():
-        work()
+    leave_no_cycle(work)
 
 
 @needs_scripts
 @by_each_way
-def test_a_job_leaves_no_cycle(way, place):
+def test_jobs_and_permits_leave_no_cycle(way, place):
     def body(number):
         return 1 / number
 
     job = single_instance("job", wait=0.1, on_conflict="wait")(way.function(body))
+    permit = distributed_lock("lottery", limit=1, wait=0.1)
 
     async def work():
         await way.call(job, 1)
@@ -372,13 +346,16 @@ def test_a_job_leaves_no_cycle(way, place):
             await way.call(job, 0)
         with held_by_other("job"):
             assert not await way.call(job, 1)
+        with held_by_other("lottery", limit=1):
+            assert not await way.acquire(permit)
+        async with way.entered(permit):
+            with suppress(LockMisuse):
+                await way.acquire(permit)
 
-    way.run(work())
-    with no_cycle():
-        way.run(work())
+    leave_no_cycle(lambda: way.run(work()))
 
 
-@needs_scripts
+@in_two_places
 def test_a_task_leaves_no_cycle(place):
     with celery_app(**EAGER):
 
@@ -387,21 +364,17 @@ def test_a_task_leaves_no_cycle(place):
             return 1 / number
 
         def work():
-            task(1)
-            task.delay(1).get()
-            with suppress(ZeroDivisionError):
-                task(0)
-            with suppress(ZeroDivisionError):
-                task.delay(0).get()
-            with held_by_other("task"):
-                assert not task(1)
-                assert not task.delay(1).get()
+            for run in (task, lambda number: task.delay(number).get()):
+                run(1)
+                with suppress(ZeroDivisionError):
+                    run(0)
+                with held_by_other("task"):
+                    assert not run(1)
 
-        work()
-        with no_cycle():
-            work()
+        leave_no_cycle(work)
 
 
+@in_two_places
 def test_receivers_of_signals_leave_no_cycle(place):
     def fail(**news):
         raise ZeroDivisionError
@@ -412,14 +385,12 @@ def test_receivers_of_signals_leave_no_cycle(place):
 
     signals.lock_acquired.connect(fail)
     try:
-        work()
-        with no_cycle():
-            work()
+        leave_no_cycle(work)
     finally:
         signals.lock_acquired.disconnect(fail)
 
 
-@needs_scripts
+@in_two_places
 @pytest.mark.django_db
 def test_the_admin_leaves_no_cycle(place, admin_client):
     def work():
@@ -429,9 +400,7 @@ def test_the_admin_leaves_no_cycle(place, admin_client):
             assert held.get("lottery") is not None
             held.records()
 
-    work()
-    with no_cycle(but=ROWS):
-        work()
+    leave_no_cycle(work, but=ROWS)
 
 
 class TooLong(Exception):
@@ -454,9 +423,7 @@ def test_an_interrupt_leaves_no_cycle(error, locks, proxy):
             set_alarm(0.2)
             distributed_lock("tombola", wait=60).acquire()
 
-    work()
-    with no_cycle():
-        work()
+    leave_no_cycle(work)
     locks.on(proxy)
     proxy.blackhole()
     with no_cycle():

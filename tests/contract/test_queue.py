@@ -24,7 +24,7 @@ from tests.support.others import add_rival, against_rival, bells, hold, queued, 
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, InLoop, in_thread
+from tests.support.ways import Blocking, in_thread
 
 CLAIM = 1.0  # Seconds a lease that was handed over waits for its confirmation.
 LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself.
@@ -96,22 +96,6 @@ def spawn_waiter(spawn, locks, name=NAME, **options):
 # Served in turn, woken by the server
 
 
-@pytest.mark.as_permit
-@pytest.mark.proves("P6", "R14")
-@everywhere
-def test_a_release_wakes_the_waiter_long_before_its_next_look(caller, locks, if_rung):
-    lock = rival(ttl=60)
-    for _ in range(5):
-        assert lock.acquire()
-        next_lock = distributed_lock(NAME)
-        waiter = caller.begin_waiting(next_lock, locks)
-        released = time.monotonic()
-        lock.release()
-        assert waiter.result(HUNG)
-        assert time.monotonic() - released < if_rung
-        caller.release(next_lock)
-
-
 @pytest.mark.proves("P6", "R14")
 @pytest.mark.slow
 def test_an_idle_waiter_sends_at_most_one_command_per_second(caller, alone):
@@ -131,55 +115,6 @@ def test_an_idle_waiter_sends_at_most_one_command_per_second(caller, alone):
     assert sum(sent.get(name, 0) for name in ("evalsha", "eval", "subscribe")) <= waiters * seconds
     for future in futures:
         future.result(HUNG)
-
-
-@pytest.mark.proves("P6")
-def test_threads_tasks_and_processes_are_served_first_come_first_served(locks, spawn):
-    order = []
-
-    def noting(what):
-        with distributed_lock(NAME):
-            order.append(what)
-
-    async def anoting():
-        async with distributed_lock(NAME):
-            order.append("task")
-
-    def is_queued(place):
-        wait_until(lambda: queued(locks) == place)
-
-    with InLoop() as tasks:
-        with rival():
-            first = in_thread(lambda: noting("thread"))
-            is_queued(1)
-            child = spawn_waiter(spawn, locks)
-            second = in_thread(lambda: tasks.run(anoting()))
-            is_queued(3)
-            last = in_thread(lambda: noting("last"))
-            is_queued(4)
-        first.result(HUNG)
-        child.read()
-        assert order == ["thread"]
-        child.send("go on")
-        for one in (second, last):
-            one.result(HUNG)
-    assert order == ["thread", "task", "last"]
-
-
-@pytest.mark.as_permit
-@pytest.mark.proves("P6", "R14")
-def test_a_newcomer_never_overtakes_a_waiter(caller, locks):
-    holder, waiter_lock = distributed_lock(NAME), distributed_lock(NAME)
-    for _ in range(20):
-        assert caller.acquire(holder)
-        waiter = caller.begin_waiting(waiter_lock, locks)
-        released, newcomer = time.monotonic(), rival()
-        caller.release(holder)
-        if newcomer.acquire():  # Only if the waiter has not said in time that it is there.
-            assert time.monotonic() - released > CLAIM
-            newcomer.release()
-        assert waiter.result(HUNG)
-        caller.release(waiter_lock)
 
 
 @pytest.mark.proves("P6", "R14")
@@ -207,8 +142,8 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters, alone):
 # The dead, the stopped and the late
 
 
-@pytest.mark.proves("P6")
-def test_a_killed_waiter_is_passed_over_at_once(caller, locks, spawn):
+@pytest.mark.proves("P6", "R14")
+def test_a_killed_waiter_is_passed_over_at_once_and_leaves_keys_that_expire(caller, locks, spawn):
     holder, lock = rival(ttl=60), distributed_lock(NAME)
     assert holder.acquire()
     child = spawn_waiter(spawn, locks)
@@ -216,6 +151,7 @@ def test_a_killed_waiter_is_passed_over_at_once(caller, locks, spawn):
     listening = bells(locks)
     child.kill()
     wait_until(lambda: bells(locks) < listening)
+    assert 0 < locks.redis.pttl(keys_of(locks).queue) <= 6000
     with hands_over(locks, waiter, lock):
         holder.release()
 
@@ -329,41 +265,23 @@ def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcom
     assert is_held_by(locks, lease_of(lock))
 
 
-@pytest.mark.proves("R14")
-def test_who_waits_no_more_leaves_keys_that_expire(locks, spawn):
-    with rival(ttl=60):
-        spawn_waiter(spawn, locks).kill()
-        assert 0 < locks.redis.pttl(keys_of(locks).queue) <= 6000
-
-
 # Confirming what was handed over
 
 
-def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at_once(locks):
-    with rival(ttl=60):
-        lock = distributed_lock(NAME, ttl=20)
-        blocked = in_thread(lambda: lock.acquire() and block_interpreter(CLAIM + 0.3))
-        wait_until(lambda: queued(locks))
-    blocked.result(HUNG)
-    lease = lease_of(lock)
-    lease.ensure_held()  # It may be in doubt until the answer to its confirmation is read.
-    assert lease.held
-    assert is_held_by(locks, lease_of(lock))
-    assert rival().acquire() is False
+def test_a_lease_that_was_handed_over_survives_a_holder_that_is_blocked_at_once(caller, locks):
+    way = caller.way
+    block = {"sync": block_interpreter, "async": time.sleep}[way.name]
 
-
-def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(locks):
-    async def block_loop():
-        async with distributed_lock(NAME, ttl=20) as lease:
-            time.sleep(CLAIM + 0.3)
-            await lease.aensure_held()  # As above.
+    async def hold_blocked():
+        async with way.entered(distributed_lock(NAME, ttl=20)) as lease:
+            block(CLAIM + 0.3)
+            await way.ensure_held(lease)  # It is in doubt until its confirmation's answer is read.
             return lease.held, is_held_by(locks, lease)
 
-    with InLoop() as tasks:
-        with rival(ttl=60):
-            blocked = in_thread(lambda: tasks.run(block_loop()))
-            wait_until(lambda: queued(locks))
-        assert blocked.result(HUNG) == (True, True)
+    with rival(ttl=60):
+        blocked = caller.start(hold_blocked())
+        wait_until(lambda: queued(locks))
+    assert blocked.result(HUNG) == (True, True)
 
 
 @pytest.mark.proves("R14")
@@ -395,20 +313,6 @@ def test_a_hand_over_is_confirmed_at_once_also_by_a_server_that_has_just_been_re
     wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")
 
 
-# Cooling
-
-
-@pytest.mark.waits
-def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(caller, locks, if_rung):
-    holder, lock = rival(ttl=60, min_hold=3), distributed_lock(NAME)
-    asked = time.monotonic()
-    assert holder.acquire()
-    waiter = caller.begin_waiting(lock, locks)
-    holder.release()
-    assert waiter.result(HUNG)
-    assert 2.9 < time.monotonic() - asked < if_rung  # Not at its next look.
-
-
 # Few connections
 
 
@@ -418,15 +322,28 @@ def limit_connections(limit, locks, settings, target=None):
     add_rival(settings, locks)
 
 
-@pytest.mark.parametrize("limit", [4, 8])
-def test_more_waiting_threads_than_connections_do_not_starve_each_other(limit, locks):
+@pytest.mark.parametrize(
+    ("limit", "threads", "names"), [(4, 48, 1), (8, 48, 1), (16, 64, 64)], ids=str
+)
+def test_more_threads_than_connections_share_them_safely_and_starve_nobody(
+    limit, threads, names, locks
+):
     locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
 
-    def work():
-        with distributed_lock(NAME):
-            time.sleep(0.01)  # So that others come.
+    def work(name):
+        for _ in range(10 if names > 1 else 1):
+            with distributed_lock(name) as lease:
+                assert is_held_by(locks, lease)
 
-    assert 1 < most_connections(locks, [work] * 48) <= limit
+    works = [in_thread(partial(work, f"{NAME}-{number % names}")) for number in range(threads)]
+    most = 0
+    while not all(one.done() for one in works):
+        clients = [client["name"] for client in locks.redis.client_list()]
+        most = max(most, clients.count(locks.prefix))
+        time.sleep(0.005)
+    for one in works:
+        one.result(0)
+    assert 1 < most <= limit
 
 
 def queue_up(count, served, locks):
@@ -444,31 +361,24 @@ def queue_up(count, served, locks):
 
 
 @pytest.mark.proves("P6", "R14")
-def test_p6_more_waiting_threads_than_connections_are_served_in_turn(locks, settings, if_rung):
+def test_p6_more_waiting_threads_than_connections_are_served_in_turn_and_hold_up_no_free_lock(
+    locks, settings, if_rung
+):
     limit_connections(6, locks, settings)
     served = []
     with rival(ttl=60):
         threads = queue_up(12, served, locks)
         newcomer = distributed_lock(NAME, wait=0)
         assert not newcomer.acquire()
+        with takes(at_most=2):  # All together: a wait for the next look would take as long each.
+            for number in range(20):
+                with distributed_lock(f"{NAME}-{number}"):
+                    pass
         begin = time.monotonic()
     for thread in threads:
         thread.result(HUNG)
     assert served == list(range(12))
     assert time.monotonic() - begin < if_rung  # As all were.
-
-
-def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lock(locks, settings):
-    limit_connections(6, locks, settings)
-    with rival(ttl=60):
-        threads = [in_thread(pass_through) for _ in range(12)]
-        wait_until(lambda: queued(locks) == len(threads))
-        with takes(at_most=2):  # All together: a wait for the next look would take as long each.
-            for number in range(20):
-                with distributed_lock(f"{NAME}-{number}"):
-                    pass
-    for thread in threads:
-        thread.result(HUNG)
 
 
 def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_their_place(
@@ -524,26 +434,3 @@ def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
             thread.result(HUNG)
         wait_until(lambda: not locks.redis.pubsub_channels(f"{locks.prefix}*"))
         wait_until(lambda: not listening())
-
-
-def test_64_threads_with_locks_of_their_own_share_a_pool_safely(locks):
-    locks.configure(OPTIONS={"max_connections": 16, "client_name": locks.prefix})
-
-    def work(name):
-        for _ in range(10):
-            with distributed_lock(name) as lease:
-                assert is_held_by(locks, lease)
-
-    assert most_connections(locks, [partial(work, f"{NAME}-{n}") for n in range(64)]) <= 16
-
-
-def most_connections(locks, works):
-    """Do all at once, in threads; return the most connections that their alias had, by its name."""
-    most, threads = 0, [in_thread(work) for work in works]
-    while not all(thread.done() for thread in threads):
-        names = [client["name"] for client in locks.redis.client_list()]
-        most = max(most, names.count(locks.prefix))
-        time.sleep(0.005)
-    for thread in threads:
-        thread.result(0)
-    return most

@@ -109,7 +109,7 @@ class ServerPlace(Place):
             return super().force_release(lease)
         # Of those who may run scripts.
         keys = scripts.FORCE_RELEASE.given(lock_keys(self.locks.prefix, lease.name))
-        args = lease.id, "request".ljust(16), ""
+        args = lease.id, lease.id, ""  # The id of the request has as many digits.
         self.locks.redis.eval(scripts.FORCE_RELEASE.source, len(keys), *keys, *args)
         return None
 

@@ -66,6 +66,12 @@ class Way(ABC):
 
     @abstractmethod
     async def acquire(self, lock): ...
+
+    async def taken(self, lock):
+        """Acquire a lock that is free, and return the lease."""
+        assert await self.acquire(lock)
+        return lock.lease
+
     @abstractmethod
     async def release(self, lock, success=True): ...
     @abstractmethod
