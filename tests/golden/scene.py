@@ -3,9 +3,13 @@
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 
-from django_redislock import LockError, distributed_lock, held, single_instance
+from django_redislock import LockError, distributed_lock, held, single_instance, task_runs
 from django_redislock.holder import Activity, busy_with, current_owner
+from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.names import check_name
+from tests.operations.commands import running
 from tests.support.others import held_by, waiters
+from tests.support.stored import newer_lease
 from tests.support.waiting import wait_until
 
 LONG = {"ttl": 3600, "wait": 3600}
@@ -15,10 +19,18 @@ TASK = Activity(task="shop.tasks.import_catalogue", task_id="3f6c8e1e-6d0f-4d3e-
 @contextmanager
 def locks_waiters_and_runs(locks):
     """Everything that can be seen: it lasts as long as the block."""
-    _runs(locks.redis)
+    _runs(locks)
+    for name, task in {
+        "import:8": "tasks.import",
+        "import:{9}": "tasks.import",
+        "sync": "",
+    }.items():
+        task_runs.announce(check_name(name), f"of {name}", 3600, task=task, using="default")
+        _await_later(locks.redis)
     with ExitStack() as stack:
         stack.enter_context(held_by("invoices", task="billing.tasks.run", ttl=1000))
         stack.enter_context(held_by("gpu", host="gpu-1", ttl=2000, limit=2))
+        stack.enter_context(running("gpu", "video-1", ttl=2500, limit=2))
         stack.enter_context(busy_with(TASK))
         stack.enter_context(distributed_lock("import:7", ttl=3000))
         stack.enter_context(distributed_lock("b", "a", ttl=4000))
@@ -27,7 +39,10 @@ def locks_waiters_and_runs(locks):
         handed.lease.hand_over(within=5000)
         with distributed_lock("cooling", min_hold=6000):
             pass
-        locks.redis.set(f"{locks.prefix}:{{foreign}}:lock", "of another program", ex=3600)
+        for_ever = 9_000_000_000_000_000  # Until after the last year that Python knows.
+        for name, value in (("foreign", "of another program"), ("newer", newer_lease())):
+            locks.redis.set(lock_keys(locks.prefix, name).lock, value, px=for_ever)
+            assert not distributed_lock(name, wait=0).acquire()  # Now it is known to lists.
         held.pause("paused", lasts=7200, by="ops", reason="the disk is replaced")
         threads = [_wait_for("import:7") for _ in range(2)]
         wait_until(lambda: waiters("import:7") == 2)
@@ -48,8 +63,8 @@ def _wait_for(name):
     return thread
 
 
-def _runs(redis):
-    """A success, a failure, a skip, and a run that is done for an hour."""
+def _runs(locks):
+    """A success, a failure, a skip, one that never ended, and one that is done for an hour."""
 
     def work(fails=False):
         if fails:
@@ -59,13 +74,24 @@ def _runs(redis):
     report()
     with suppress(ValueError):
         report(fails=True)
-    _await_later(redis)
+    _await_later(locks.redis)
     with distributed_lock("report:False", **LONG):
         _run_elsewhere(report)
-    _await_later(redis)
+    _await_later(locks.redis)
+    with suppress(LockError), running("killed", "killed-1"):
+        killed = lock_keys(locks.prefix, "killed")  # As when its lease is over.
+        locks.redis.delete(killed.lock)
+        locks.redis.zrem(killed.held, killed.lock)
+    _await_later(locks.redis)
+    with running("gpu", "video-0", limit=2):
+        pass
+    with held_by("gpu", limit=2), running("gpu", "video-00", limit=2):
+        pass
+    _await_later(locks.redis)
     daily = single_instance("daily", ttl=60, once=3600)(work)
     daily()
     daily()
+    _await_later(locks.redis)
 
 
 def _await_later(redis):

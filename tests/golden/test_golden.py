@@ -2,15 +2,16 @@
 
     make test ARGS='tests/golden --write-golden'    # Write it down anew, and read the difference.
 
+The command lines stand in the files: to show one more, write it there behind a dollar sign.
 Numbers that differ in each run are masked: times, durations, ids, fences, processes.
 """
 
 import json
 import os
 import re
+import shlex
 import socket
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from django.contrib.admin.utils import quote
@@ -19,42 +20,15 @@ from django.urls import reverse
 
 from django_redislock import held
 from django_redislock.models import LockPage
+from tests.golden.conftest import WRITTEN
 from tests.golden.scene import TASK, command_of_this_process, locks_waiters_and_runs
-from tests.operations.test_locks_command import locks_command
+from tests.operations.commands import SILENT, locks_command, ran, typed
+from tests.operations.test_once_command import DAY, add_run
 from tests.support import site
+from tests.support.others import held_by
 
-WRITTEN = Path(__file__).parent
-JOB = "tests.golden.scene._runs.<locals>.work"
-ACTS = {
-    "list": ["list"],
-    "list of some": ["list", "--prefix", "import"],
-    "list of none": ["list", "--host", "nowhere"],
-    "show a held lock": ["show", "import:7"],
-    "show a permit": ["show", "gpu"],
-    "show a paused lock": ["show", "paused"],
-    "show a free lock with a past": ["show", "report:False"],
-    "show a foreign lock": ["show", "foreign"],
-    "show an unknown lock": ["show", "impor"],
-    "release without --yes": ["release"],
-    "release what is free": ["release", "nobody", "--yes"],
-    "clean on trial": ["clean", "--prefix", "import", "--dry-run"],
-    "clean none": ["clean", "--host", "nowhere", "--yes"],
-    "runs": ["runs"],
-    "runs of a job": ["runs", "--job", JOB],
-    "runs as a probe": ["runs", "--prefix", "rep", "--no-success-for", "26h", "--fail"],
-    "explain a lock": ["explain", "import:7"],
-    "explain a run": ["explain", TASK.task_id],
-    "explain a job": ["explain", "--job", JOB],
-    "explain a paused lock": ["explain", "paused"],
-    "watch": ["watch"],
-    "metrics": ["metrics"],
-    "pause": ["pause", "paused", "--for", "3h", "--reason", "later"],
-    "resume what nobody holds": ["resume", "nobody"],
-    "once": ["once"],
-}
 # All locks of the scene are equally old, but for milliseconds.
-BY_AGE = {"watch", "metrics", "explain a run"}
-NO_JSON = {"watch", "metrics"}
+BY_AGE = ("watch", "metrics", f"explain {TASK.task_id}")
 
 
 @pytest.fixture
@@ -66,6 +40,8 @@ def key_prefix():
 def scene(locks, db, monkeypatch):
     """The scene, on a terminal of 100 columns."""
     monkeypatch.setenv("COLUMNS", "100")
+    add_run("lottery", 90, fence=7, task_id="")
+    add_run("old: 宝", 3 * DAY, fence=6, task_id="id-6")
     with locks_waiters_and_runs(locks):
         yield
 
@@ -74,6 +50,7 @@ def masked(text):
     """The text without what differs in each run."""
     for found, name in ((socket.gethostname(), "<host>"), (command_of_this_process(), "<command>")):
         text = re.sub(rf"(?<![\w-]){re.escape(found)}(?![\w-])", name, text)
+    text = re.sub(r"\S+@<host> by manage.py", "<user>@<host> by manage.py", text)
     text = re.sub(rf"(?<![\d.]){os.getpid()}(?![\d.]*\d)", "<pid>", text)
     # Of a server that was started in this second, it is not said.
     text = re.sub(r".* was started at .* Records of runs begin there\.\n", "", text)
@@ -85,33 +62,66 @@ def masked(text):
     # A time in seconds has no decimals if it is a whole one.
     text = re.sub(r"(_seconds{.*}) [1-9]\d*$", r"\1 <number>", text, flags=re.MULTILINE)
     text = re.sub(r"(?<![\d.])(\d{15,}|1\d{9})\b(?!\.)", "<number>", text)
-    text = re.sub(r"\b\d+ (d|h) \d+ (h|min)\b|\b\d+(\.\d+)? (ms|s|min|h|d)\b", "<duration>", text)
-    text = re.sub(r"\b(\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+)\b", "<number>", text)
+    text = re.sub(r"\b(\d+ (d|h|min) )?\d+(\.\d+)? (ms|s|min|h|d)\b", "<duration>", text)
+    text = re.sub(r"(?<![\d.])(\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+)\b(?!\.\d)", "<number>", text)
+    text = re.sub(r"Error \d+ connecting", "Error <number> connecting", text)
     # The width of what was masked.
     return re.sub(r" *-{4,}| {2,}", "  ", text).replace("\t", " ")
 
 
+def ran_again(name, run):
+    """What a golden file shows, anew: run the command line behind each of its dollar signs."""
+    shown = []
+    for line in re.findall(r"(?m)^[$] (.*)", (WRITTEN / name).read_text()):
+        outcome = run(*(word.encode().decode("unicode_escape") for word in shlex.split(line)))
+        said = [masked(one).strip("\n") for one in outcome[1:] if one.strip()]
+        if line in BY_AGE:
+            said[0] = "\n".join(sorted(said[0].splitlines()))
+        shown += [f"$ {line}", *said, f"= {outcome.status}", ""]
+    return "\n".join(shown)
+
+
+def as_json(*arguments):
+    outcome = locks_command("--json", *arguments)
+    document = json.loads(outcome.out)
+    if TASK.task_id in arguments:
+        document["facts"].sort(key=lambda fact: fact["lock"])
+    return outcome._replace(out=json.dumps(document, indent=1))
+
+
+def without_usage(*arguments):
+    outcome = typed(*arguments)
+    return outcome._replace(err=outcome.err.rpartition("error: ")[2])
+
+
 def test_what_each_act_prints_is_as_it_was_written_down(scene, golden):
-    text = []
-    for title, arguments in ACTS.items():
-        plain = locks_command(*arguments)
-        if title in BY_AGE:
-            plain = plain._replace(out="\n".join(sorted(masked(plain.out).splitlines())))
-        text += [f"# {title}: {' '.join(arguments)}", plain.out, plain.err, f"= {plain.status}\n"]
-    golden("acts.txt", masked("\n".join(text)))
+    golden("acts.txt", ran_again("acts.txt", locks_command))
 
 
 def test_the_json_of_each_act_is_as_it_was_written_down(scene, golden):
-    text = []
-    for title, arguments in ACTS.items():
-        if title not in NO_JSON:
-            printed = locks_command("--json", *arguments)
-            shown = json.loads(printed.out or "null")
-            if title in BY_AGE:
-                shown["facts"].sort(key=lambda fact: fact["lock"])
-            shown = json.dumps(shown, indent=1) if printed.out else ""
-            text += [f"# {title}: {' '.join(arguments)}", shown, printed.err, ""]
-    golden("json.txt", masked("\n".join(text)))
+    golden("json.txt", ran_again("json.txt", as_json))
+
+
+def test_what_each_act_refuses_is_as_it_was_written_down(locks, golden):
+    with held_by("lottery", ttl=2000):
+        golden("refused.txt", ran_again("refused.txt", without_usage))
+        assert [lock.name for lock in held.list()] == ["lottery"]
+
+
+def test_what_each_act_says_of_aliases_that_cannot_answer_is_as_it_was_written_down(
+    locks, db, settings, golden
+):
+    wrong = settings.REDISLOCK["default"] | {"TTL": "soon"}
+    settings.REDISLOCK = {"silent": SILENT, "wrong": wrong} | settings.REDISLOCK
+    ran("report:1", "1", task="tasks.report", error=ZeroDivisionError)
+    ran("good:1", "2", task="tasks.good")
+    with held_by("lottery", ttl=2000):
+        golden("trouble.txt", ran_again("trouble.txt", locks_command))
+        settings.REDISLOCK = {"default": wrong}
+        for act in ("list", "runs", "explain 1", "explain tasks.report --job"):
+            outcome = locks_command(*act.split())
+            says = "REDISLOCK['default']['TTL'] must be a number of seconds or a timedelta, not"
+            assert outcome == (2, "", f"{says} 'soon'.")
 
 
 class Texts(HTMLParser):
@@ -151,4 +161,6 @@ def test_the_texts_of_the_pages_are_as_they_were_written_down(scene, golden):
 
 
 def test_the_scene_has_every_state(scene):
-    assert {lock.state for lock in held.list()} == {"held", "cooling", "paused"}
+    assert {lock.state for lock in held.list()} == {
+        *("held", "cooling", "paused", "foreign"),
+    }

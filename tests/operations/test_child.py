@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -14,6 +13,7 @@ from django_redislock.management.run import Child, cannot_run
 from tests import ROOT
 from tests.support.servers import stop_process
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 PARENT = """
 import fcntl, os, sys, termios, threading
@@ -108,12 +108,27 @@ def test_the_program_has_our_files_and_environment_and_none_of_pythons_habits(st
     assert sent == everything
 
 
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
-)
-def test_its_exit_status_is_ours(script, status):
-    assert Child(["sh", "-c", script], {}, 1.0).run() == status
+def test_its_exit_status_is_ours_and_our_own_handlers_are_put_back():
+    numbers = (*PASSED_ON, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
+    statuses = {"exit 0": 0, "exit 7": 7, "kill -KILL $$": 137, "kill -TERM $$": 143}
+    for script, status in statuses.items():
+        assert Child(["sh", "-c", script], {}, 1.0).run() == status
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    in_another_thread = in_thread(Child(["sh", "-c", "exit 7"], {}, 1.0).run)
+    assert in_another_thread.result(HUNG) == 7
+
+
+def test_its_exit_status_is_known_though_we_were_started_with_sigchld_ignored_and_blocked(start):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = start("sh", "-c", "exit 7")
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.wait(HUNG) == 7
 
 
 def test_what_cannot_be_run_is_told_as_a_shell_does(tmp_path, capfd):
@@ -174,15 +189,9 @@ def test_it_is_killed_if_it_does_not_end_within_its_grace(tmp_path):
     script = f"trap 'touch {asked}' TERM; touch {ready}; while :; do sleep 0.05; done"
     child = Child(["sh", "-c", script], {}, 0.5)
 
-    def end():
-        wait_until(ready.exists)
-        child.end()
-
-    thread = threading.Thread(target=end)
-    thread.start()
+    in_thread(lambda: wait_until(ready.exists) and child.end())
     assert child.run() == 137
     assert asked.exists()
-    thread.join(HUNG)
 
 
 def test_all_are_killed_if_we_fail(tmp_path, monkeypatch):
@@ -201,23 +210,23 @@ def test_all_are_killed_if_we_fail(tmp_path, monkeypatch):
             os.kill(int(pid), 0)
 
 
-# What keeps a line of a shell from being one process.
-TREES = {
-    "a pipeline": "sleep 600 | sleep 600",
-    "in the background": "sleep 600 & wait",
-    "deaf": "sh -c 'trap : TERM HUP; echo deaf; while :; do sleep 1; done' & wait",
-    "an orphan": "(sh -c 'echo orphan; sleep 600; true' &) ; sleep 600",
-    "a chain": "f() { sleep 0.01; f & }; f & sleep 600",
-    "in a session of its own": "setsid sh -c 'echo alone; sleep 600; true' & sleep 600",
-}
-each_tree = pytest.mark.parametrize("script", TREES.values(), ids=TREES)
+# What keeps a line of a shell from being one process: one in the background, one that is deaf, an
+# orphan, a chain in which each starts the next, one in a session of its own, and a pipeline.
+TREE = """
+sleep 600 &
+sh -c 'trap : TERM HUP; echo deaf; while :; do sleep 1; done' &
+(sh -c 'echo orphan; sleep 600; true' &)
+f() { sleep 0.01; f & }
+f &
+setsid sh -c 'echo alone; sleep 600; true' &
+sleep 600 | sleep 600
+"""
 
 
-def started(start, script, **options):
-    """Start a line of a shell, and wait until all its processes are there."""
-    process = start("sh", "-c", f"echo ready; {script}", **options)
-    for _ in range(1 + script.count("echo")):
-        assert line_of(process) != b""
+def start_tree(start, **options):
+    """Start all these processes, and wait until they are there."""
+    process = start("sh", "-c", TREE, **options)
+    assert {line_of(process) for _ in range(3)} == {b"deaf", b"orphan", b"alone"}
     return process
 
 
@@ -226,28 +235,25 @@ def wait_for_the_last_of(process):
     assert line_of(process) == b""
 
 
-@each_tree
-def test_if_we_are_killed_so_is_all_that_the_program_has_started(start, script):
-    process = started(start, script)
+def test_if_we_are_killed_so_is_all_that_the_program_has_started(start):
+    process = start_tree(start)
     process.kill()
     wait_for_the_last_of(process)
 
 
-@each_tree
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_who_ends_us_by_a_signal_ends_what_the_program_leaves_behind(start, script, number):
-    process = started(start, script, grace=0.2)
+def test_who_ends_us_by_a_signal_ends_what_the_program_leaves_behind(start, number):
+    process = start_tree(start, grace=0.2)
     process.send_signal(number)
     wait_for_the_last_of(process)
     assert process.wait(HUNG) == 128 + number
 
 
-@each_tree
 @pytest.mark.parametrize("grace", [0.0, 0.2])
 def test_without_the_lock_all_that_the_program_has_started_ends_within_the_grace(
-    start, order, script, grace
+    start, order, grace
 ):
-    process = started(start, script, grace=grace)
+    process = start_tree(start, grace=grace)
     os.write(order[1], b".")
     wait_for_the_last_of(process)
     assert process.wait(HUNG) in {128 + signal.SIGTERM, 128 + signal.SIGKILL}
@@ -287,15 +293,6 @@ def test_a_terminals_interrupt_ends_what_the_program_leaves_behind(start):
         os.close(terminal)
 
 
-def test_the_exit_status_is_known_though_we_were_started_with_sigchld_ignored(start):
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        process = start("sh", "-c", "exit 7")
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    assert process.wait(HUNG) == 7
-
-
 WITHOUT_PROC = """
 import subprocess
 from django_redislock.management import guard
@@ -312,28 +309,3 @@ assert found == [[below.pid], [below.pid], []], (found, below.pid)
 
 def test_without_proc_the_processes_are_those_of_ps():
     subprocess.run([sys.executable, "-c", WITHOUT_PROC], cwd=ROOT, timeout=HUNG, check=True)
-
-
-def test_it_runs_in_another_thread_too():
-    statuses = []
-    thread = threading.Thread(target=lambda: statuses.append(Child(["true"], {}, 1.0).run()))
-    thread.start()
-    thread.join(HUNG)
-    assert statuses == [0]
-
-
-def test_the_end_of_the_program_is_seen_though_we_were_started_with_sigchld_blocked(start):
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    try:
-        process = start("sh", "-c", "exit 7")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert process.wait(HUNG) == 7
-
-
-def test_our_own_handlers_are_put_back():
-    numbers = (*PASSED_ON, signal.SIGCHLD)
-    before = [signal.getsignal(number) for number in numbers]
-    assert Child(["true"], {}, 1.0).run() == 0
-    assert [signal.getsignal(number) for number in numbers] == before
-    assert signal.set_wakeup_fd(-1) == -1

@@ -1,7 +1,5 @@
 """Metrics and spans of locks, by OpenTelemetry's own SDK and exporters."""
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request
@@ -31,6 +29,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.contrib.otel import telemetry as metrics
 from django_redislock.contrib.otel.telemetry import MOST_NAMES, OTHER, Labels, Metrics, Telemetry
 from django_redislock.lock import Lock
+from tests.support.matrix import CLUSTER, places
 from tests.support.others import held_by_other
 from tests.support.processes import hear, python, say
 from tests.support.ways import both_ways
@@ -62,8 +61,8 @@ class Seen:
     def metric(self, name):
         """The data points by the values of their attributes: a sum, or the count of a histogram."""
         return {
-            tuple(map(str, (point.attributes or {}).values())): getattr(
-                point, "value", getattr(point, "count", None)
+            tuple(map(str, (point.attributes or {}).values())): (
+                point.value if hasattr(point, "value") else point.count
             )
             for point in self.points(name)
         }
@@ -153,7 +152,7 @@ async def test_a_loss_is_measured_and_traced(way, locks, proxy, seen):
 
 def test_runs_are_measured(locks, seen):
     @single_instance("nightly")
-    def nightly() -> None: ...
+    def nightly(): ...
 
     nightly()
     with held_by_other("nightly"):
@@ -171,11 +170,11 @@ def test_few_bare_names_are_told():
 
 
 @single_instance
-def nameless() -> None: ...
+def nameless(): ...
 
 
 @single_instance(limits=[Limit("limited", 2), Limit("limited:too", 2)])
-def limited() -> None: ...
+def limited(): ...
 
 
 def test_what_stands_at_a_decorator_takes_no_room_of_bare_names(locks, seen):
@@ -195,25 +194,13 @@ def test_what_stands_at_a_decorator_takes_no_room_of_bare_names(locks, seen):
     }
 
 
-def test_buckets_are_advised(locks):
-    reader = InMemoryMetricReader()
-    telemetry = Telemetry(MeterProvider([reader], shutdown_on_exit=False))
-    telemetry.connect()
-    try:
-        with distributed_lock("lottery"):
-            pass
-    finally:
-        telemetry.disconnect()
-    data = reader.get_metrics_data()
-    bounds = {
-        metric.name: metric.data.data_points[0].explicit_bounds
-        for metric in data.resource_metrics[0].scope_metrics[0].metrics
-        if metric.unit == "s"
-    }
-    assert bounds == {
-        "redislock.acquire.duration": metrics.ACQUIRE_BUCKETS,
-        "redislock.held.duration": metrics.HELD_BUCKETS,
-    }
+def test_buckets_are_advised(locks, seen):
+    with distributed_lock("lottery"):
+        pass
+    meanwhile.catch_up()
+    (asked,), (kept,) = map(seen.points, ("redislock.acquire.duration", "redislock.held.duration"))
+    assert asked.explicit_bounds == metrics.ACQUIRE_BUCKETS
+    assert kept.explicit_bounds == metrics.HELD_BUCKETS
 
 
 @both_ways
@@ -294,38 +281,19 @@ async def test_a_wait_links_to_the_span_that_blocks_it(way, locks, seen):
     (holder,), (waiter,) = seen.spans("holder"), seen.spans("waiter")
     (waited,) = seen.spans("wait lottery")
     # The next hold may end before the first one is told to have ended.
-    held_first, held_next = sorted(
-        seen.spans("hold lottery"), key=lambda span: span.start_time or 0
-    )
+    first, then = sorted(seen.spans("hold lottery"), key=lambda span: span.start_time)
     assert [link.context.span_id for link in waited.links] == [holder.context.span_id]
-    assert [span.parent.span_id for span in (held_first, waited, held_next) if span.parent] == [
-        holder.context.span_id,
-        waiter.context.span_id,
-        waiter.context.span_id,
-    ]
-    assert waited.end_time is not None
-    assert waited.end_time <= held_next.start_time
+    parents = [span.parent.span_id for span in (first, waited, then)]
+    assert parents == [one.context.span_id for one in (holder, waiter, waiter)]
+    assert waited.end_time <= then.start_time
     host, port = locks.server.host, locks.server.port
-    assert of(waited, "redislock.name", "redislock.outcome", "server.address", "server.port") == [
-        *("lottery", "acquired"),
-        *(host, port),
-    ]
-    assert held_first.end_time is not None  # The pause goes on after the span in which it began.
-    assert holder.end_time is not None
-    assert held_first.end_time > holder.end_time
+    assert of(waited, "redislock.name", "redislock.outcome") == ["lottery", "acquired"]
+    assert of(waited, "server.address", "server.port") == [host, port]
+    assert first.end_time > holder.end_time  # The hold goes on after the span in which it began.
 
 
-def test_a_span_names_no_server_of_a_cluster_since_another_one_may_keep_the_lock(
-    seen, cluster, settings, key_prefix
-):
-    one_node = cluster.servers[0].url.removesuffix("/0")
-    settings.REDISLOCK = {
-        "default": {
-            "BACKEND": "django_redislock.backends.ClusterBackend",
-            "LOCATION": one_node,
-            "KEY_PREFIX": key_prefix,
-        }
-    }
+@places(CLUSTER)
+def test_a_span_names_no_server_of_a_cluster_since_another_one_may_keep_the_lock(place, seen):
     with seen.tracer.start_as_current_span("holder"), distributed_lock("lottery"):
         pass
     (hold,) = seen.spans("hold lottery")
@@ -334,8 +302,7 @@ def test_a_span_names_no_server_of_a_cluster_since_another_one_may_keep_the_lock
 
 def test_the_record_of_a_holder_has_its_traceparent(locks, seen):
     def traceparent():
-        found = held.get("lottery")
-        return found.owner.traceparent
+        return held.get("lottery").owner.traceparent
 
     with seen.tracer.start_as_current_span("holder") as span, distributed_lock("lottery"):
         context = span.get_span_context()
@@ -357,8 +324,7 @@ def test_nothing_is_traced_outside_of_a_trace(locks, is_sampled):
             pass
         if not is_sampled:
             with seen.tracer.start_as_current_span("holder"), distributed_lock("lottery"):
-                found = held.get("lottery")
-                assert found.owner.traceparent == ""
+                assert held.get("lottery").owner.traceparent == ""
         assert seen.spans("hold lottery") == []
     assert backends["default"].waiting == set()
 
@@ -381,29 +347,23 @@ def test_a_handler_may_use_a_lock_while_another_one_is_measured(locks, seen):
 
 # --- the app --------------------------------------------------------------------------------------
 
-SWITCHED_ON = """
+WITHOUT_THE_API = """
 import sys
-sys.modules.update({missing})
+sys.modules["opentelemetry"] = None
 import django
 from django.conf import settings
-settings.configure(INSTALLED_APPS={apps})
+settings.configure(INSTALLED_APPS={})
 django.setup()
 from django_redislock import signals
-loaded = "django_redislock.contrib.otel.telemetry" in sys.modules
-print(len(signals.lock_acquired.receivers), loaded)
+print(len(signals.lock_acquired.receivers))
 """
 
 
-@pytest.mark.parametrize("apps", [[], ["django_redislock.contrib.otel"]])
-def test_one_line_switches_it_on(apps):
-    script = SWITCHED_ON.format(missing={}, apps=["django_redislock", *apps])
-    assert python("-c", script).stdout.split() == [str(len(apps)), str(bool(apps))]
-
-
-def test_without_the_api_the_app_says_what_to_install():
-    apps, missing = ["django_redislock.contrib.otel"], {"opentelemetry": None}
+def test_only_the_app_needs_the_api_and_says_what_to_install():
+    apps = ["django_redislock"]
+    assert python("-c", WITHOUT_THE_API.format(apps)).stdout == "0\n"
     with pytest.raises(AssertionError, match=r"pip install 'django_redislock\[otel\]'"):
-        python("-c", SWITCHED_ON.format(missing=missing, apps=apps))
+        python("-c", WITHOUT_THE_API.format([*apps, "django_redislock.contrib.otel"]))
 
 
 EXPORTED_AT_EXIT = """

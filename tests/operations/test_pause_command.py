@@ -1,18 +1,13 @@
 """A pause: an operator keeps a lock from everybody, by the command and in the admin."""
 
-from __future__ import annotations
-
 import io
-import json
 import re
 import time
-from datetime import datetime
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.messages import get_messages
-from django.core.management import CommandError, call_command
 from django.test import Client
 
 from django_redislock import (
@@ -25,6 +20,7 @@ from django_redislock import (
 )
 from django_redislock.models import LockPage
 from django_redislock.rules import flows, scripts
+from tests.operations.commands import locks_command
 from tests.support import site
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
 from tests.support.others import held_by, waiters
@@ -34,17 +30,6 @@ from tests.support.ways import in_thread
 
 WHO = "ann in the admin"
 PAUSE = "/admin/django_redislock/heldlock/pause/"
-
-
-def locks_command(*args, out=None):
-    """The exit status of the command, and what it says."""
-    out, status = out or io.StringIO(), 0
-    try:
-        call_command("locks", *args, stdout=out, stderr=out, no_color=True)
-    except CommandError as error:
-        status = error.returncode
-        out.write(str(error))
-    return status, out.getvalue()
 
 
 def wait_once():
@@ -73,7 +58,7 @@ def test_nobody_gets_a_lock_that_is_held_until_the_pause_is_ended(place):
         distributed_lock("lottery", wait=0).__enter__()
     assert (refused.value.holder, refused.value.reason) == (WHO, "DB upgrade")
     assert f"is busy: paused by {WHO}: DB upgrade; this pause ends in" in str(refused.value)
-    assert "lottery" in locks_command("list", "--search", "upgrade")[1]
+    assert "lottery" in locks_command("list", "--search", "upgrade").out
     waiting = wait_in_queue()
     assert held.resume("lottery") is True
     waiting.result(HUNG)
@@ -82,12 +67,13 @@ def test_nobody_gets_a_lock_that_is_held_until_the_pause_is_ended(place):
 
 
 @in_turn
-def test_a_pause_begins_after_the_holder_and_before_all_waiters(place):
+def test_a_pause_begins_after_the_holder_and_before_all_waiters(place, caplog):
     lock = distributed_lock("lottery", ttl=60)
     assert lock.acquire()
     fence = lock.lease.fence
     before = wait_in_queue()
     assert held.pause("lottery", 60, by=WHO) is False
+    assert f"'lottery' (default): a pause is pending, for 60 s by '{WHO}'" in caplog.text
     after = wait_in_queue()
     [first, *others] = held.detail("lottery").waiters
     assert str(first.owner) == WHO
@@ -105,24 +91,6 @@ def test_a_pause_begins_after_the_holder_and_before_all_waiters(place):
     assert before.result(HUNG) <= after.result(HUNG)
 
 
-def test_a_pause_that_has_not_begun_reads_as_pending(locks, caplog):
-    with held_by("lottery"):
-        status, says = locks_command("pause", "lottery", "--for", "2h", "--reason", "upgrade")
-        assert status == 0
-        assert re.fullmatch(
-            r"Pending: lottery, until .*, for 2 h 00 min; the pause begins when the lease in its"
-            r" way is over\.\n",
-            says,
-        )
-        assert "a pause is pending, for 7200 s" in caplog.text
-        assert re.search(r"by manage\.py locks \(pending pause\) .* upgrade", show())
-    assert "pending" not in show()
-
-
-def show():
-    return locks_command("show", "lottery")[1]
-
-
 @in_turn
 def test_a_pause_that_has_not_begun_can_be_ended_and_its_holder_never_is(place):
     with held_by("lottery"):
@@ -133,30 +101,23 @@ def test_a_pause_that_has_not_begun_can_be_ended_and_its_holder_never_is(place):
     assert distributed_lock("lottery", wait=0).acquire()
 
 
-def test_a_pause_begins_when_the_lease_of_a_dead_holder_is_over(locks):
+def test_a_pause_begins_when_the_lease_in_its_way_is_over(locks):
     with held_by("lottery"):
-        assert held.pause("lottery", 60, by=WHO) is False
-        locks.redis.delete(keys_of(locks, "lottery").lock)  # As when its time is over.
+        assert held.pause("lottery", 600, by=WHO) is False
+        waiting = wait_in_queue()
+        # Waiters do not shorten its life.
+        assert locks.redis.pttl(keys_of(locks, "lottery").queue) > 500_000
+        locks.redis.delete(keys_of(locks, "lottery").lock)  # As when its holder has died.
         assert distributed_lock("lottery", wait=0).acquire() is False
     assert holder() == WHO
+    held.resume("lottery")
+    waiting.result(HUNG)
 
-
-@pytest.mark.waits
-def test_the_list_has_a_pause_after_a_dead_holder_and_none_that_was_ended(locks):
-    for name in ("lottery", "report"):
-        lock = distributed_lock(name, ttl=1.5, renew=False)
-        assert lock.acquire()
-        lock.lease.renew()
-        assert held.pause(name, 60, by=WHO) is False
-        lock.lease.renew()
-        wait_until(lambda lock=lock: not lock.lease.held)
-    assert held.resume("report")
-
-    def listed():
-        return [(one.name, str(one.owner)) for one in held.list()]
-
-    wait_until(lambda: listed() == [("lottery", WHO)])
-    assert held.list().total == 1
+    with distributed_lock("lottery", min_hold=60):
+        pass
+    assert held.pause("lottery", 60, by=WHO) is False
+    locks.redis.delete(keys_of(locks, "lottery").lock)
+    assert holder() == WHO  # A look begins it, as an acquire would.
 
 
 @pytest.mark.waits
@@ -167,20 +128,15 @@ def test_a_pause_that_is_over_gives_way_to_the_waiters_at_once(locks):
     assert 1.4 < waiting.result(HUNG) - start < 10
 
 
-def test_waiters_do_not_shorten_the_life_of_a_pause_in_the_queue(locks):
-    queue = keys_of(locks, "lottery").queue
-    with held_by("lottery"):
-        held.pause("lottery", 600, by=WHO)
-        waiting = wait_in_queue()
-        assert locks.redis.pttl(queue) > 500_000
-    assert holder() == WHO
-    held.resume("lottery")
-    waiting.result(HUNG)
-
-
 @in_turn
 @pytest.mark.waits
 def test_the_list_has_a_pause_after_a_lease_that_ended_sooner_than_was_noted(place):
+    for name in ("dead", "resumed"):
+        lock = distributed_lock(name, ttl=1.5, renew=False)
+        assert lock.acquire()
+        lock.lease.renew()
+        assert held.pause(name, 60, by=WHO) is False
+        lock.lease.renew()
     with distributed_lock("cooled", min_hold=0.5):
         assert held.pause("cooled", 60, by=WHO) is False
     with distributed_lock("offered") as lease:
@@ -197,24 +153,18 @@ def test_the_list_has_a_pause_after_a_lease_that_ended_sooner_than_was_noted(pla
         lock = place.read(name)
         return not lock or WHO in lock
 
-    names = ("cooled", "offered", "taken")
-    for name in names:
+    names = ("dead", "cooled", "offered", "taken")
+    for name in (*names, "resumed"):
         wait_until(lambda name=name: is_over(name))
-    listed = {one.name: str(one.owner) for one in held.list()}
-    assert listed == dict.fromkeys(names, WHO)
-
-
-def test_a_lock_that_cools_down_is_held_after_it(locks):
-    with distributed_lock("lottery", min_hold=60):
-        pass
-    assert held.pause("lottery", 60, by=WHO) is False
-    locks.redis.delete(keys_of(locks, "lottery").lock)
-    assert holder() == WHO  # A look begins it, as an acquire would.
+    assert held.resume("resumed")
+    listed = held.list()
+    assert {one.name: str(one.owner) for one in listed} == dict.fromkeys(names, WHO)
+    assert listed.total == len(names)
 
 
 def test_a_skip_says_held_by_whom_and_why(locks):
     @single_instance("lottery")
-    def draw() -> str:
+    def draw():
         return "drawn"
 
     held.pause("lottery", 60, by=WHO, reason="DB upgrade")
@@ -227,158 +177,67 @@ def test_a_skip_says_held_by_whom_and_why(locks):
 
 
 @places(QUORUM)
-def test_on_a_quorum_the_command_waits_in_the_foreground(place):
-    with held_by("lottery"):
-        with pytest.raises(LockTimeout):
-            held.pause("lottery", 60, by=WHO)
-        said = io.StringIO()
-        waiting = in_thread(lambda: locks_command("pause", "lottery", "--for", "1h", out=said))
-        waits = "A quorum keeps no queue, so this command waits until it is free."
-        wait_until(lambda: waits in said.getvalue())
-    status, says = waiting.result(HUNG)
-    assert status == 0
-    assert "Paused: lottery, until " in says
-    status, says = locks_command("pause", "lottery", "--for", "1h")
-    assert (status, "is paused already until" in says) == (1, True)
-    assert locks_command("resume", "lottery") == (0, "Resumed: lottery.\n")
-    assert distributed_lock("lottery", wait=0).acquire()
-
-
-@places(QUORUM)
 @pytest.mark.proves("R4")
-def test_a_pause_that_waits_asks_under_a_new_token_and_id(place, monkeypatch):
-    asked, shipped = [], flows.pause
+def test_on_a_quorum_the_command_waits_and_asks_each_time_under_a_new_token_and_id(
+    place, monkeypatch
+):
+    asked, shipped, said = [], flows.pause, io.StringIO()
 
-    def hold(request, now):
+    def pause(request, now):
         asked.append(request)
         return shipped(request, now)
 
-    monkeypatch.setattr(flows, "pause", hold)
     with held_by("lottery"):
-        waiting = in_thread(lambda: held.pause("lottery", 60, by=WHO, wait=HUNG))
-        wait_until(lambda: len(asked) == 2)
-    assert waiting.result(HUNG)
-    first, second = asked
-    assert first.token != second.token
-    assert first.id != second.id
+        with pytest.raises(LockTimeout):
+            held.pause("lottery", 60, by=WHO)
+        monkeypatch.setattr(flows, "pause", pause)
+        waiting = in_thread(lambda: locks_command("pause", "lottery", "--for", "1h", err=said))
+        wait_until(lambda: len(asked) > 2)  # It asks, says so, and asks again and again.
+        waits = "A quorum keeps no queue, so this command waits until it is free."
+        assert waits in said.getvalue()
+    outcome = waiting.result(HUNG)
+    assert outcome.status == 0
+    assert "Paused: lottery, until " in outcome.out
+    assert len({one.token for one in asked}) == len({one.id for one in asked}) == len(asked)
+    outcome = locks_command("pause", "lottery", "--for", "1h")
+    assert (outcome.status, "is paused already until" in outcome.err) == (1, True)
+    assert locks_command("resume", "lottery") == (0, "Resumed: lottery.\n", "")
+    assert distributed_lock("lottery", wait=0).acquire()
 
 
 @unscripted
 def test_a_server_without_scripts_has_no_holds(place):
-    status, says = locks_command("pause", "lottery", "--for", "1h")
-    assert status == 3
-    assert "pause and force release of locks need EVAL" in says
+    outcome = locks_command("pause", "lottery", "--for", "1h")
+    assert outcome.status == 3
+    assert "pause and force release of locks need EVAL" in outcome.err
 
 
-# --- the command ---------------------------------------------------------------------------------
+# --- permits -------------------------------------------------------------------------------------
 
 
-def test_the_command_pauses_shows_refuses_and_ends(locks):
-    status, says = locks_command("pause", "lottery", "--for", "2h", "--reason", "DB upgrade")
-    assert status == 0
-    assert says.startswith("Paused: lottery, until ")
-    assert "for 2 h 00 min." in says
-    assert "by manage.py locks" in locks_command("list")[1]
-    assert "DB upgrade" in locks_command("list")[1]
-    shown = json.loads(locks_command("show", "lottery", "--json")[1])
-    assert (shown["state"], shown["owner"]["reason"]) == ("paused", "DB upgrade")
-    status, says = locks_command("pause", "lottery", "--for", "1m")
-    assert status == 1
-    assert says.startswith("lottery is paused already until ")
-    assert says.endswith("by manage.py locks: DB upgrade.")
-    assert locks_command("resume", "lottery") == (0, "Resumed: lottery.\n")
-    assert locks_command("resume", "lottery") == (1, "No operator has paused lottery.")
-
-
-@pytest.mark.django_db
-def test_without_a_time_zone_in_the_settings_commands_tell_times_in_that_of_the_system(
-    locks, settings
-):
-    settings.USE_TZ, settings.TIME_ZONE = False, None
-    status, says = locks_command("pause", "lottery", "--for", "2h")
-    assert (status, says[:22]) == (0, "Paused: lottery, until")
-    shown = json.loads(locks_command("show", "lottery", "--json")[1])
-    taken = datetime.fromtimestamp(shown["taken_at"]).astimezone()
-    for act in ("show", "explain"):
-        status, says = locks_command(act, "lottery")
-        assert status == 0
-        assert f"{taken:%F %H:%M}" in says
-
-
-@pytest.mark.django_db
-def test_a_pause_of_a_newer_version_is_ended_by_that_alone(locks):
-    value = newer_lease()
-    locks.redis.set(keys_of(locks).lock, value, px=60_000)
-    says = "Its holder runs a newer version of django_redislock"
-    assert locks_command("resume", "lottery")[1].startswith(says)
-    keeper, page = client_of("keeper"), LockPage.named("lottery", "default")
-    answer = keeper.post(PAUSE, {"lock": page.key, "resume": ""}, follow=True)
-    assert says.encode() in answer.content
-    assert locks.redis.get(keys_of(locks).lock) == value.encode()
-
-
-def test_the_permits_of_a_name_are_held_together(locks):
+def test_a_pause_has_all_permits_and_a_run_that_has_another_one_goes_on(locks):
     @single_instance("report", limit=2)
-    def report() -> str:
+    def report():
         return "made"
 
-    assert locks_command("pause", "report", "--for", "1m")[0] == 0
-    assert report()["skipped"] == "paused"
-    _, says = locks_command("resume", "report", "--json")
-    assert [(one["name"], one["ended"]) for one in json.loads(says)] == [("report", True)]
-    assert report() == "made"
-
-
-def test_runs_that_have_another_permit_go_on_and_are_named(locks):
-    with held_by("report", limit=2), held_by("report", "web-4", limit=2):
-        seen = held.get("report")
-        held.force_release("report", seen.id)
-        status, says = locks_command("pause", "report", "--for", "1m")
-        assert status == 0
-        assert "report#2 ends as it would: web-4:4711" in says
-        assert not distributed_lock("report", limit=2, wait=0).acquire()
-        status, says = locks_command("pause", "report#2", "--for", "1m")
-        assert (status, says) == (2, "report#2 is a permit. A pause has all permits: pause report.")
-    assert held.get("report", permit=2) is None
-    assert not distributed_lock("report", limit=2, wait=0).acquire()
-    assert held.resume("report")
-
-
-def test_a_permit_that_is_free_is_not_held_as_if_it_were_a_lock(locks):
-    with held_by("gpu", limit=3):
-        status, says = locks_command("pause", "gpu#3", "--for", "1m")
-        assert (status, says) == (2, "gpu#3 is a permit. A pause has all permits: pause gpu.")
-        assert locks_command("pause", "gpu#4", "--for", "1m")[0] == 0  # A lock that is called so.
-
-
-def test_a_permit_is_known_though_nobody_has_the_first_one(locks):
-    first = distributed_lock("gpu", limit=2)
+    first = distributed_lock("report", limit=2)
     assert first.acquire()
-    with held_by("gpu", limit=2):
+    with held_by("report", "web-4", limit=2):
         first.release()
-        assert [one.name for one in held.detail("gpu").others] == ["gpu#2"]
-        assert locks_command("release", "gpu", "--yes") == (
-            1,
-            "gpu was not released. Nobody holds it. Permits of it are held: gpu#2.",
-        )
-        assert locks_command("pause", "gpu#2", "--for", "1m")[0] == 2
-        assert "gpu#2 ends as it would" in locks_command("pause", "gpu", "--for", "1m")[1]
-
-
-@pytest.mark.parametrize(
-    ("args", "complaint"),
-    [
-        ((), "the following arguments are required: --for"),
-        (("--for", "0"), "must be at least 1 seconds"),
-        (("--for", "31d"), "must be at most 30 days, not 31 days."),
-        (("--for", "soon"), "'soon' is no duration; write 90s, 10m, 1h30m or 2d."),
-    ],
-)
-def test_a_pause_needs_a_sane_time(locks, args, complaint):
-    status, says = locks_command("pause", "lottery", *args)
-    assert complaint in says
-    assert status != 0
-    assert held.get("lottery") is None
+        assert [one.name for one in held.detail("report").others] == ["report#2"]
+        says = "report was not released. Nobody holds it. Permits of it are held: report#2."
+        assert locks_command("release", "report", "--yes") == (1, "", says)
+        outcome = locks_command("pause", "report", "--for", "1m")
+        assert outcome.status == 0
+        assert "report#2 ends as it would: web-4:4711" in outcome.out
+        assert report()["skipped"] == "paused"
+        assert locks_command("pause", "report#2", "--for", "1m").status == 2
+        assert locks_command("pause", "report#3", "--for", "1m").status == 0  # A lock of that name.
+    assert held.get("report", permit=2) is None
+    assert report()["skipped"] == "paused"
+    (ended,) = locks_command("resume", "report", "--json").json
+    assert (ended["name"], ended["ended"]) == ("report", True)
+    assert report() == "made"
 
 
 # --- the admin -----------------------------------------------------------------------------------
@@ -388,6 +247,16 @@ def client_of(name):
     client = Client()
     client.force_login(site.add_user(name))
     return client
+
+
+@pytest.mark.django_db
+def test_a_pause_of_a_newer_version_is_ended_by_that_alone(locks):
+    value = newer_lease()
+    locks.redis.set(keys_of(locks).lock, value, px=60_000)
+    keeper, page = client_of("keeper"), LockPage.named("lottery", "default")
+    answer = keeper.post(PAUSE, {"lock": page.key, "resume": ""}, follow=True)
+    assert b"Its holder runs a newer version of django_redislock" in answer.content
+    assert locks.redis.get(keys_of(locks).lock) == value.encode()
 
 
 @pytest.mark.django_db
@@ -466,30 +335,17 @@ def test_a_pause_whose_answer_is_lost_is_audited_and_logged_as_not_known(locks, 
 
 
 @pytest.mark.django_db
-def test_the_action_of_the_list_asks_before_it_holds(locks):
-    keeper = client_of("keeper")
-    with held_by("lottery"):
-        lock = held.get("lottery")
-        key = LockPage.of(lock).key
-        action = {"action": "pause", "_selected_action": f"{key}:{lock.id}", "index": 0}
-        shown = keeper.post("/admin/django_redislock/heldlock/", action).content.decode()
-        assert "Nobody gets this lock" in shown
-        assert f'name="lock" value="{key}"' in shown
-        keeper.post(PAUSE, {"lock": key, "for": "1h", "confirmed": ""})
-        assert str(held.detail("lottery").waiters[0].owner) == "keeper in the admin"
-    assert holder() == "keeper in the admin"
-
-
-@pytest.mark.django_db
-def test_a_pause_of_permits_is_one_of_their_lock_with_all_of_them(locks):
+def test_the_action_of_the_list_asks_before_it_pauses_a_lock_with_all_its_permits(locks):
     keeper, whole = client_of("keeper"), LockPage.named("report", "default").key
     second = LockPage.named("report", "default", 2).key
     with held_by("report", limit=2), held_by("report", limit=2):
         ticked = [f"{LockPage.of(lock).key}:{lock.id}" for lock in held.list()]
         action = {"action": "pause", "_selected_action": ticked, "index": 0}
         shown = keeper.post("/admin/django_redislock/heldlock/", action).content.decode()
+        assert "Nobody gets this lock" in shown
         assert re.findall(r'name="lock" value="([^"]+)"', shown) == [whole]
         keeper.post(PAUSE, {"lock": whole, "for": "1h", "confirmed": ""})
+        assert str(held.detail("report").waiters[0].owner) == "keeper in the admin"
         shown = keeper.get(f"/admin/django_redislock/heldlock/{quote(second)}/change/").content
         assert b"End the pause" in shown
         keeper.post(PAUSE, {"lock": second, "resume": ""})

@@ -1,7 +1,5 @@
 """docs/monitoring/: Prometheus loads the rules, and they fire; the panels ask for what is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -67,12 +65,12 @@ def unknown_in(written, read, path=""):
 
 
 @single_instance("nightly")
-def nightly() -> str:
+def nightly():
     return "done"
 
 
 @single_instance("doomed", ttl=1)
-def doomed() -> None:
+def doomed():
     """In a child: run until it is killed."""
     say("began")
     hear()
@@ -83,12 +81,12 @@ def run_doomed():
 
 
 @single_instance("broken")
-def broken_nightly() -> None:
+def broken_nightly():
     raise ZeroDivisionError
 
 
 @single_instance("import:{source}")
-def import_from(source: str) -> None: ...
+def import_from(source): ...
 
 
 def test_each_command_that_an_alert_names_is_one():

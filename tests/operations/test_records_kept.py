@@ -1,53 +1,33 @@
 """How long, and how many, records of runs and earlier leases are kept: RECORDS and TIMELINE."""
 
-import io
-import json
 import re
 import time
-from contextlib import contextmanager
 from itertools import count, islice
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import call_command
 
 from django_redislock import LockLost, distributed_lock, held, task_runs
 from django_redislock.backends.base import FEWEST_IN_A_BUCKET
 from django_redislock.backends.registry import backends
-from django_redislock.holder import Activity, busy_with
 from django_redislock.humanize import duration
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Finished, RunMarker
 from django_redislock.rules.keys import bucket_of, lock_keys, ran_index_key
 from django_redislock.rules.options import Options
+from tests.operations.commands import DAY, locks_command, ran, running
 from tests.support.matrix import everywhere, needs_records
-from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 pytestmark = needs_records
 
-DAY = 86_400.0
 RUNS = count()
-
-
-@contextmanager
-def running(name, id, **options):  # noqa: A002
-    """Run a task, as far as locks see one."""
-    with (
-        busy_with(Activity(task="shop.tasks.ship", task_id=id)),
-        Lock(name, Options(ttl=10, wait=0, **options), RunMarker(id, DAY)) as lease,
-    ):
-        yield lease
-
-
-def run(name):
-    with running(name, f"run {next(RUNS)}"):
-        pass
 
 
 def run_all(names):
     for name in names:
-        run(name)
+        ran(name, f"run {next(RUNS)}")
 
 
 def orders(number):
@@ -104,7 +84,7 @@ def test_if_fewer_are_to_be_kept_each_new_one_drops_some(locks):
     index = ran_index_key(locks.prefix)
     run_all(f"order:{pk}" for pk in range(30))
     locks.configure(RECORDS=5)
-    run("order:30")
+    run_all(["order:30"])
     assert 5 < locks.redis.zcard(index) < 30, "a bounded number at once"
     run_all(f"order:{pk}" for pk in range(31, 35))
     assert locks.redis.zcard(index) == 5
@@ -119,11 +99,11 @@ def test_a_lock_that_runs_again_drops_no_other(locks):
 
 def test_records_end_after_the_time_that_is_set_and_leave_the_index(locks):
     locks.configure(RECORDS_FOR=3600)
-    run("order:0")
+    run_all(["order:0"])
     assert 3500 < locks.redis.ttl(lock_keys(locks.prefix, "order:0").runs) <= 3600
     index = ran_index_key(locks.prefix)
     locks.redis.zincrby(index, -3_700_000, lock_keys(locks.prefix, "order:0").lock)
-    run("order:1")
+    run_all(["order:1"])
     assert locks.redis.zcard(index) == 1
 
 
@@ -172,39 +152,23 @@ def test_the_timeline_is_as_long_as_the_settings_say(locks):
 
 
 @pytest.mark.waits
-def test_a_lease_knows_for_how_long_it_was_queued(locks, spawn):
+def test_a_lease_knows_for_how_long_it_was_queued(locks):
+    waits = distributed_lock("lottery", wait=HUNG)
     with distributed_lock("lottery"):
-        child = spawn(take_and_hold, "lottery")
+        waiting = in_thread(waits.acquire)
         wait_until(lambda: len(held.detail("lottery").waiters) == 1)
         time.sleep(1.1)  # What is measured.
-    assert child.read() == "held"
+    assert waiting.result(HUNG)
+    waits.lease.renew()  # So that it is noted.
     lock = held.get("lottery")
     assert 1.0 <= lock.owner.waited < HUNG
     assert lock.as_dict()["owner"]["waited"] == lock.owner.waited
-    child.send("release")
-    assert child.read() == "released"
+    waits.release()
     (past,) = [one for one in held.detail("lottery").past if one.id == lock.id]
-    assert past.owner.waited == lock.owner.waited
-    of_past = json.loads(locks_show("--json"))["past"]
-    (shown,) = [one for one in of_past if one["id"] == lock.id]
-    assert shown["owner"]["waited"] == lock.owner.waited
-    shown, waited = locks_show(), re.escape(duration(lock.owner.waited))
+    assert past.owner.waited == past.as_dict()["owner"]["waited"] == lock.owner.waited
+    shown, waited = locks_command("show", "lottery").out, re.escape(duration(lock.owner.waited))
     assert re.search(r"(?m)^  TAKEN +WAITED +HELD FOR ", shown)
     assert re.search(rf"(?m)^  .* ago +{waited} .*{lock.id}", shown)
-
-
-def locks_show(*how):
-    out = io.StringIO()
-    call_command("locks", "show", "lottery", *how, stdout=out)
-    return out.getvalue()
-
-
-def take_and_hold(name):
-    with distributed_lock(name, wait=60) as lease:
-        lease.renew()
-        say("held")
-        hear()
-    say("released")
 
 
 @everywhere
