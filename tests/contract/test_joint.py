@@ -1,10 +1,10 @@
 """Several locks as one: all are taken or none, whatever the order they are written in."""
 
 import math
-import random
-import threading
+from contextlib import asynccontextmanager
 
 import pytest
+from asgiref.sync import async_to_sync
 
 from django_redislock import (
     InvalidLockName,
@@ -28,10 +28,22 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
 FROM, TO = "account:1", "account:2"
+BOUNDS = pytest.mark.parametrize("bound", [{"max_hold": 1}, {"renew": False}], ids=str)
 
 
 async def is_locked(way, *names):
     return [await way.locked(distributed_lock(name)) for name in names]
+
+
+@asynccontextmanager
+async def while_busy(way, work, busy=TO):
+    """*work* runs beside the block, and waits for the lock *busy* until its end."""
+    taken = distributed_lock(busy, ttl=60)
+    assert await way.acquire(taken)
+    begun = way.start(work)
+    await way.until(lambda: any(one.waiters for one in held.list()) or begun.done())
+    yield begun
+    await way.release(taken)
 
 
 # --- all or none ---------------------------------------------------------------------------------
@@ -55,6 +67,8 @@ async def test_the_block_holds_all_and_then_they_are_free(way, place):
         assert (lease.ttl, lease.renewals) == (90, 2)
     assert not lease.held
     assert lock.lease is None
+    with pytest.raises(LockMisuse, match="holds no lease"):
+        await way.release(lock)
     assert not await way.locked(lock)
     assert await is_locked(way, FROM, TO) == [False, False]
 
@@ -93,60 +107,19 @@ async def test_one_wait_is_for_all_together(way, place):
 @in_turn
 @both_ways
 async def test_nobody_who_waits_for_a_lock_holds_a_later_one(way, place):
-    taken = distributed_lock(FROM, ttl=60)
-    assert await way.acquire(taken)
-
     async def transfer():
         async with way.entered(distributed_lock(FROM, TO, wait=HUNG)) as lease:
             return lease.held
 
-    transferring = way.start(transfer)
-    await way.until(lambda: any(one.waiters for one in held.list()) or transferring.done())
-    async with way.entered(distributed_lock(TO, wait=HUNG)):
+    async with (
+        while_busy(way, transfer, FROM) as transferring,
+        way.entered(distributed_lock(TO, wait=HUNG)),
+    ):
         assert not transferring.done()
-    await way.release(taken)
     assert await transferring.result()
 
 
-def test_whatever_the_order_they_are_written_in_nobody_waits_for_ever(place):
-    names = [f"account:{number}" for number in range(4)]
-    balance, most = dict.fromkeys(names, 0), threading.Semaphore(0)
-    seen = []
-
-    def transfer(seed):
-        choice = random.Random(seed)
-        for _ in range(4):
-            some = choice.sample(names, k=choice.randint(2, 4))
-            with distributed_lock(*some, wait=HUNG):
-                for name in some:
-                    balance[name] += 1
-                    if balance[name] > 1:
-                        seen.append(name)
-                for name in some:
-                    balance[name] -= 1
-        most.release()
-
-    threads = [threading.Thread(target=transfer, args=(seed,), daemon=True) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    assert all(most.acquire(timeout=2 * HUNG) for _ in threads), "a deadlock"
-    assert seen == []
-    assert not any(distributed_lock(name).locked() for name in names)
-
-
 # --- the handle ----------------------------------------------------------------------------------
-
-
-@both_ways
-async def test_acquire_and_release(way, place):
-    lock = distributed_lock(FROM, TO)
-    assert await way.acquire(lock)
-    assert lock.lease is not None
-    await way.release(lock)
-    assert lock.lease is None
-    with pytest.raises(LockMisuse, match="holds no lease"):
-        await way.release(lock)
-    assert await is_locked(way, FROM, TO) == [False, False]
 
 
 @needs_scripts
@@ -203,23 +176,30 @@ async def test_operators_see_each_name_and_what_it_belongs_to(way, place):
 # --- losses --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("how", "name"), [("forced", FROM), ("expired", TO)])
 @both_ways
-async def test_with_one_of_them_all_is_lost(way, place):
+async def test_with_one_of_them_all_is_lost(way, place, how, name):
     lost = []
-    lock = distributed_lock(FROM, TO)
+    lock = distributed_lock(FROM, TO, ttl=10 if how == "forced" else 0.6)
     assert await way.acquire(lock)
     lease = lock.lease
     lease.on_lost(lost.append)
-    for part in lease.parts:
-        place.force_release(part)
-    with pytest.raises(LockLost):
-        await way.ensure_held(lease, verify=True)
+    if how == "forced":
+        for part in lease.parts:
+            place.force_release(part)
+        with pytest.raises(LockLost):
+            await way.ensure_held(lease, verify=True)
+    else:
+        place.lapse(TO)
+    await way.until(lambda: lost)  # Its renewal has found out.
     assert not lease.held
-    assert lease.lost_reason == "forced"
-    await way.until(lambda: lost)
+    assert lease.lost_reason == how
+    if how == "expired":
+        assert lease.parts[0].held
+        assert await is_locked(way, FROM) == [True]  # Until the block ends.
     with pytest.raises(LockLost) as raised:
         await way.release(lock)
-    assert raised.value.name == FROM
+    assert (raised.value.name, raised.value.reason) == (name, how)
     assert lost == [lease]
     assert await is_locked(way, FROM, TO) == [False, False]
 
@@ -241,109 +221,36 @@ async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(way, pl
     await way.release(lock)
 
 
-@both_ways
-async def test_one_of_them_that_has_ended_on_the_server_loses_all(way, place):
-    lost = []
-    lock = distributed_lock(FROM, TO, ttl=0.6)
-    assert await way.acquire(lock)
-    lease = lock.lease
-    lease.on_lost(lost.append)
-    place.lapse(TO)
-    await way.until(lambda: lost)  # Its renewal has found out.
-    assert not lease.held
-    assert lease.parts[0].held
-    assert await is_locked(way, FROM) == [True]  # Until the block ends.
-    with pytest.raises(LockLost) as raised:
-        await way.release(lock)
-    assert (raised.value.name, raised.value.reason) == (TO, "expired")
-    assert lost == [lease]
-    assert await is_locked(way, FROM, TO) == [False, False]
-
-
-@both_ways
-async def test_a_handle_that_is_shared_has_a_lease_for_each_who_holds(way, place):
-    lock = distributed_lock("gpu", "disk", limit=3, wait=HUNG)
-
-    async def use():
-        async with way.entered(lock) as lease:
-            assert lock.lease is lease
-            await way.sleep(0.02)
-            assert lock.lease is lease
-            return tuple(part.permit for part in lease.parts)
-
-    runs = [way.start(use) for _ in range(5)]
-    for run in runs:
-        assert set(await run.result()) <= {1, 2, 3}
-    assert lock.lease is None
-    assert not await way.locked(lock)
-
-
-# --- signals -------------------------------------------------------------------------------------
-
-
-@both_ways
-async def test_signals_tell_of_each_of_them_once_all_are_held(way, place):
-    told = []
-
-    def acquired(lease, **kwargs):
-        told.append(("acquired", lease.name))
-
-    def released(lease, **kwargs):
-        told.append(("released", lease.name))
-
-    def timed_out(name, **kwargs):
-        told.append(("timed out", name))
-
-    signals.lock_acquired.connect(acquired)
-    signals.lock_released.connect(released)
-    signals.lock_timed_out.connect(timed_out)
-    try:
-        with held_by_other(TO, ttl=60):
-            assert not await way.acquire(distributed_lock(FROM, TO, wait=0))
-        assert told == [("timed out", TO)]
-        told.clear()
-        async with way.entered(distributed_lock(FROM, TO)):
-            pass
-    finally:
-        signals.lock_acquired.disconnect(acquired)
-        signals.lock_released.disconnect(released)
-        signals.lock_timed_out.disconnect(timed_out)
-    assert sorted(told) == [
-        *(("acquired", name) for name in (FROM, TO)),
-        *(("released", name) for name in (FROM, TO)),
-    ]
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_what_is_no_name_is_refused():
-    with pytest.raises(TypeError, match="needs the name of the lock, or several"):
-        distributed_lock()
-    with pytest.raises(TypeError, match=r"distributed_lock\('report', ttl=30, wait=5\)"):
-        distributed_lock(FROM, 30)
-    with pytest.raises(TypeError, match="the name by position"):
-        distributed_lock(name=FROM)
-    with pytest.raises(ValueError, match=r"using must be one alias.*by two blocks"):
-        distributed_lock(FROM, TO, using=["default", "other"])
-    with pytest.raises(InvalidLockName):
-        distributed_lock(FROM, "")
-    with pytest.raises(InvalidLockName):
-        distributed_lock(FROM, "x" * 201)
+@pytest.mark.parametrize(
+    ("names", "options", "error", "says"),
+    [
+        ((), {}, TypeError, "needs the name of the lock, or several"),
+        ((FROM, 30), {}, TypeError, r"distributed_lock\('report', ttl=30, wait=5\)"),
+        ((), {"name": FROM}, TypeError, "the name by position"),
+        ((FROM, TO), {"using": ["default", "other"]}, ValueError, r"using must be one .* blocks"),
+        ((FROM, ""), {}, InvalidLockName, "empty"),
+        ((FROM, "x" * 201), {}, InvalidLockName, "200"),
+    ],
+)
+def test_what_is_no_name_is_refused(names, options, error, says):
+    with pytest.raises(error, match=says):
+        distributed_lock(*names, **options)
+
+
+def test_a_field_that_is_no_argument_is_refused():
     with pytest.raises(InvalidLockName, match="'nobody'"):
         distributed_lock(FROM, "account:{nobody}")(lambda source: source)
 
 
-@both_ways
-async def test_its_lease_cannot_be_handed_over(way, place):
-    async with way.entered(distributed_lock(FROM, TO)) as lease:
-        with pytest.raises(LockMisuse, match="Take each lock by a distributed_lock"):
-            await (lease.ahand_over() if way.name == "async" else _handed_over(lease))
+def test_its_lease_cannot_be_handed_over(place):
+    with distributed_lock(FROM, TO) as lease:
+        for hand_over in (lease.hand_over, async_to_sync(lease.ahand_over)):
+            with pytest.raises(LockMisuse, match="Take each lock by a distributed_lock"):
+                hand_over()
         assert lease.held
-
-
-async def _handed_over(lease):
-    return lease.hand_over()
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -379,46 +286,31 @@ async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(way, lock
 
 
 @places(KIND, MEMORY)
-@pytest.mark.parametrize("bound", [{"max_hold": 1}, {"renew": False}], ids=str)
+@BOUNDS
 @both_ways
 async def test_max_hold_and_renew_count_from_when_all_are_held(way, place, bound):
-    lost = []
-
-    def note(lease, **_):
-        lost.append(lease.name)
-
     async def transfer():
-        lock = distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound)
-        async with way.entered(lock) as lease:
+        async with way.entered(distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound)) as lease:
             first, last = lease.parts
             assert lease.held
-            assert lease.parts[0].id == waiting[0]
+            assert first.id == waiting.id
             assert first.auto_renew is last.auto_renew is ("max_hold" in bound)
             assert first.hold_until >= last.granted_at + bound.get("max_hold", math.inf)
             assert first.deadline >= last.granted_at + certain_for(1)
 
-    waiting = []
-    taken = distributed_lock(TO, ttl=60)
-    assert await way.acquire(taken)
-    signals.lock_lost.connect(note)
-    try:
-        transferring = way.start(transfer)
-        # After four renewals, each after 0.3 s at least, max_hold or the ttl would be over.
-        await way.until(
-            lambda: (
-                any(one.name == FROM and one.renewals >= 4 for one in held.list())
-                or transferring.done()
-            )
-        )
-        waiting += [one.id for one in held.list() if one.name == FROM]
-        await way.release(taken)
+    def first_of_both():
+        return next((one for one in held.list() if one.name == FROM), None)
+
+    with received(signals.lock_lost) as lost:
+        async with while_busy(way, transfer) as transferring:
+            # After four renewals, each after 0.3 s at least, max_hold or the ttl would be over.
+            await way.until(lambda: transferring.done() or first_of_both().renewals >= 4)
+            waiting = first_of_both()
         await transferring.result()
-    finally:
-        signals.lock_lost.disconnect(note)
     assert lost == []
 
 
-@pytest.mark.parametrize("bound", [{"max_hold": 1}, {"renew": False}], ids=str)
+@BOUNDS
 def test_what_was_held_for_a_while_ends_with_max_hold_or_renew(place, bound):
     with held_by_other(TO, ttl=1):
         lease = distributed_lock(FROM, TO, ttl=1, wait=HUNG, **bound).__enter__()
@@ -431,18 +323,13 @@ def test_what_was_held_for_a_while_ends_with_max_hold_or_renew(place, bound):
 @places(KIND, MEMORY)
 @both_ways
 async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_again(way, place):
-    taken = distributed_lock(TO, ttl=60)
-    assert await way.acquire(taken)
-
     async def transfer():
         async with way.entered(distributed_lock(FROM, TO, max_hold=60, wait=HUNG)) as lease:
             return lease.held
 
-    transferring = way.start(transfer)
-    await way.until(lambda: any(one.waiters for one in held.list()) or transferring.done())
-    (first,) = (one for one in held.list() if one.name == FROM)
-    assert held.force_release(FROM, first.id)
-    await way.release(taken)
+    async with while_busy(way, transfer) as transferring:
+        (first,) = (one for one in held.list() if one.name == FROM)
+        assert held.force_release(FROM, first.id)
     assert await transferring.result()
 
 
@@ -452,24 +339,19 @@ async def test_a_lease_that_was_lost_while_another_lock_was_awaited_is_taken_aga
 async def test_a_lease_of_an_outer_block_that_was_lost_while_another_lock_was_awaited_raises(
     way, place
 ):
-    has_run = False
-    taken = distributed_lock(TO, ttl=60)
-    assert await way.acquire(taken)
+    leases = []
 
     async def transfer():
-        nonlocal has_run
         async with way.entered(distributed_lock(FROM, reentrant=True, max_hold=0.5)) as outer:
             leases.append(outer)
             async with way.entered(distributed_lock(FROM, TO, reentrant=True, wait=HUNG)):
-                has_run = True
+                leases.append("the body ran")
 
-    leases = []
-    transferring = way.start(transfer)
-    await way.until(lambda: (leases and leases[0].lost_reason) or transferring.done())
-    await way.release(taken)
+    async with while_busy(way, transfer) as transferring:
+        await way.until(lambda: leases[0].lost_reason or transferring.done())
     with pytest.raises(LockLost, match="max_hold"):
         await transferring.result()
-    assert not has_run
+    assert len(leases) == 1
     assert await is_locked(way, FROM, TO) == [False, False]
 
 

@@ -1,18 +1,25 @@
-"""limit=N: a lock that N may hold at a time, each with a permit that is a lease of its own."""
+"""So many at a time: limit=N, each with a permit that is a lease of its own; and several limits
+as one, per key and in total, all or none, in the order given.
+"""
 
+import random
 import threading
+from collections import Counter
 from contextlib import AsyncExitStack
 
 import pytest
 
 from django_redislock import (
     InvalidLockName,
+    Limit,
     LockLost,
     LockMisuse,
     LockTimeout,
     clock,
     distributed_lock,
     held,
+    single_instance,
+    single_instance_task,
     take_up,
 )
 from django_redislock.backends.registry import backends
@@ -21,18 +28,34 @@ from django_redislock.rules.forms import release
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.support.attempts import attempt
-from tests.support.matrix import everywhere, in_turn, needs_records, needs_scripts, places
-from tests.support.others import release_form
+from tests.support.matrix import MEMORY, everywhere, in_turn, needs_records, needs_scripts, places
+from tests.support.others import release_form, waiters
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
 pytestmark = pytest.mark.no_permit("its locks have limits of their own")
 
 ASKED = {"ttl": 30, "operation_timeout": HUNG, "limit": 2}
+ACME, ALL = Limit("export:acme", 2), Limit("export", 3)
 
 
 def gpu(limit=2, **options):
     return distributed_lock("gpu", limit=limit, **{"wait": 0, **options})
+
+
+def export(*limits, **options):
+    return distributed_lock(limits=limits, **{"wait": 0, **options})
+
+
+def refused(lock):
+    """What another thread is told that wants it."""
+    with pytest.raises(LockTimeout) as raised:
+        in_thread(lock.__enter__).result(HUNG)
+    return raised.value.name
+
+
+def is_full(limit):
+    return export(limit).locked()
 
 
 def permit_of(lock):
@@ -51,8 +74,7 @@ async def test_so_many_hold_it_at_a_time_and_no_more(way, place):
         assert sorted(lease.permit or 0 for lease in leases) == [1, 2, 3]
         assert len({lease.fence for lease in leases}) == len({lease.id for lease in leases}) == 3
         assert await way.locked(gpu(3))
-        with pytest.raises(LockTimeout):
-            in_thread(gpu(3).__enter__).result(HUNG)
+        assert refused(gpu(3)) == "gpu"
         for lease in leases:
             await way.ensure_held(lease, verify=True)
         await way.renew(leases[1])
@@ -97,15 +119,15 @@ def test_waiters_are_served_in_turn_over_all_permits(caller, locks):
     first, second = gpu(), gpu()
     assert first.acquire()
     assert second.acquire()
-    waiters = [gpu(wait=HUNG) for _ in range(3)]
-    futures = [caller.begin_waiting(lock, locks) for lock in waiters]
-    for freed, served in ((second, 0), (first, 1), (waiters[0], 2)):
+    waiting = [gpu(wait=HUNG) for _ in range(3)]
+    futures = [caller.begin_waiting(lock, locks) for lock in waiting]
+    for freed, served in ((second, 0), (first, 1), (waiting[0], 2)):
         number = permit_of(freed)
         freed.release() if freed in {first, second} else caller.release(freed)
         assert futures[served].result(HUNG)
-        assert permit_of(waiters[served]) == number
+        assert permit_of(waiting[served]) == number
         assert not any(future.done() for future in futures[served + 1 :])
-    for lock in waiters[1:]:
+    for lock in waiting[1:]:
         caller.release(lock)
 
 
@@ -148,20 +170,6 @@ async def test_a_reentrant_acquire_is_of_a_permit_that_is_held(way, place, lost)
 
 
 @both_ways
-async def test_a_decorated_function_runs_so_many_times_at_once(way, place):
-    permits = []
-
-    def body(card):
-        lease = next(one for one in backends["default"].leases.of(f"gpu:{card}"))
-        permits.append(lease.permit)
-
-    function = way.function(body)
-    decorated = distributed_lock("gpu:{card}", limit=2, wait=0)(function)
-    await way.call(decorated, 7)
-    assert permits in ([1], [2])  # On a quorum it is any of them.
-
-
-@both_ways
 async def test_a_permit_cools_down_alone(way, place):
     lock = gpu(min_hold=60)
     assert await way.acquire(lock)
@@ -169,8 +177,7 @@ async def test_a_permit_cools_down_alone(way, place):
     assert not await way.locked(gpu())
     async with way.entered(gpu()) as lease:
         assert lease.permit is not None
-        with pytest.raises(LockTimeout):
-            in_thread(gpu().__enter__).result(HUNG)
+        assert refused(gpu())
 
 
 @pytest.mark.proves("P1")
@@ -227,8 +234,7 @@ def test_work_that_is_done_is_known_while_all_permits_are_held(place, *, is_once
 def test_the_permit_of_a_baton_is_taken_up(place):
     with gpu(), gpu() as lease:
         baton = lease.hand_over()
-        with pytest.raises(LockTimeout):
-            in_thread(gpu().__enter__).result(HUNG)
+        assert refused(gpu())
         with take_up(baton) as next_lease:
             assert next_lease.permit == lease.permit == 2
             assert next_lease.fence > lease.fence
@@ -238,7 +244,7 @@ def test_the_permit_of_a_baton_is_taken_up(place):
 @pytest.mark.parametrize("limit", [0, -1, 1001, True, 2.0, "2"])
 def test_a_limit_is_a_number_of_permits(limit):
     with pytest.raises(ValueError, match="limit must be an integer, 1 to 1000, not"):
-        distributed_lock("gpu", limit=limit)
+        gpu(limit)
 
 
 def test_the_name_of_a_lock_with_permits_does_not_look_like_one_of_them():
@@ -259,46 +265,7 @@ def test_two_limits_of_one_name_are_accepted_and_the_greater_one_counts(place):
     # A number may be a function, of a tenant's plan, say; and the plan may change.
     with gpu(2) as first, gpu(2) as second, gpu(3) as third:
         assert {one.permit for one in (first, second, third)} == {1, 2, 3}
-        for limit in (2, 3):
-            with pytest.raises(LockTimeout):
-                in_thread(gpu(limit).__enter__).result(HUNG)
-
-
-@both_ways
-async def test_with_a_limit_of_one_the_same_is_sent_as_without(way, locks, proxy):
-    locks.on(proxy)
-    async with way.entered(distributed_lock("warm-up")):
-        pass  # It brings the connection and the scripts.
-    sent = []
-    for limit in (None, 1):
-        name = f"gpu:{limit or 0}"
-        async with way.entered(distributed_lock(name, limit=limit)) as lease:
-            own = (lease._token, lease.id, name)
-        sent.append([])
-        for command in proxy.log[-2:]:
-            assert command.name == "EVALSHA"
-            words = b" ".join(command.args)
-            for one in own:
-                words = words.replace(one.encode(), b"?")
-            sent[-1].append(words)
-    assert sent[0] == sent[1]
-
-
-@pytest.mark.proves("R15")
-@both_ways
-async def test_a_cycle_of_a_permit_is_two_round_trips(way, locks, proxy):
-    locks.on(proxy)
-    async with way.entered(gpu(10)):
-        pass  # It brings the connection and the scripts.
-    async with way.entered(gpu(10)), way.entered(gpu(10)):
-        before = len(proxy.log)
-        async with way.entered(gpu(10)) as lease:
-            assert lease.permit == 3
-        sent = [(command.name, command.args[0].decode()) for command in proxy.log[before:]]
-    assert sent == [
-        ("EVALSHA", scripts.ACQUIRE_PERMIT.sha),
-        ("EVALSHA", scripts.RELEASE.sha),
-    ]
+        assert refused(gpu(2)) == refused(gpu(3)) == "gpu"
 
 
 @both_ways
@@ -347,24 +314,172 @@ async def test_an_acquire_that_arrives_once_more_after_its_lease_is_over_leaves_
     assert held.list() == []
 
 
-def test_threads_are_never_more_than_there_are_permits(place):
-    most, holders, guard = [0], set(), threading.Lock()
+# --- several limits ------------------------------------------------------------------------------
 
-    def work(number):
-        for _ in range(5):
-            with gpu(3, wait=HUNG) as lease:
+
+def test_each_has_a_permit_and_the_narrow_one_keeps_no_others_out(place):
+    def taken(*limits):
+        """By another thread, and to be released here."""
+        lock = export(*limits)
+        assert in_thread(lock.acquire).result(HUNG)
+        return lock
+
+    other = Limit("export:other", 2)
+    locks = [taken(ACME, ALL)]
+    with export(ACME, ALL) as lease:
+        assert lease.names == ("export:acme", "export")
+        assert lease.permit is None
+        assert all(part.permit in {1, 2, 3} for part in lease.parts)
+    locks.append(taken(ACME, ALL))
+    assert refused(export(ALL, ACME)) == "export:acme"
+    assert not is_full(ALL)  # What was granted is given back.
+    locks.append(taken(other, ALL))
+    assert refused(export(Limit("export:third", 1), ALL)) == "export"
+    assert not is_full(Limit("export:third", 2))
+    for lock in locks:
+        lock.release()
+    assert not any(map(is_full, (ACME, ALL, other)))
+
+
+@in_turn
+@both_ways
+async def test_who_waits_for_the_narrow_one_does_not_hold_the_wide_one(way, place):
+    narrow, wide = Limit("export:acme", 1), Limit("export", 2)
+    first = export(narrow, wide)
+    assert await way.acquire(first)
+
+    async def work():
+        async with way.entered(export(narrow, wide, wait=HUNG)) as lease:
+            return len(lease.parts)
+
+    waiting = way.start(work)
+    await way.until(lambda: waiters("export:acme") or waiting.done())
+    async with way.entered(export(Limit("export:other", 1), wide, wait=HUNG)) as other:
+        assert other.held
+        assert not waiting.done()
+    await way.release(first)
+    assert await waiting.result() == 2
+
+
+@in_turn
+@both_ways
+async def test_names_and_numbers_are_made_of_the_arguments(way, place):
+    plans = {"acme": 2, "other": 3}
+
+    def body(tenant, *, size=1):
+        return sorted((lock.name, lock.owner.limit) for lock in held.list())
+
+    exported = export(
+        Limit("export:{tenant}", lambda tenant: plans[tenant]),
+        Limit("export", lambda **arguments: 10 * arguments["size"]),
+    )(way.function(body))
+    assert await way.call(exported, "acme") == [("export", 10), ("export:acme", 2)]
+    expected = [("export", 20), ("export:other", 3)]
+    assert await way.call(exported, tenant="other", size=2) == expected
+    plans["acme"] = 0
+    with pytest.raises(ValueError, match=r"number of Limit\('export:acme'\).*1 to 1000, not 0"):
+        await way.call(exported, "acme")
+
+
+@both_ways
+async def test_several_names_with_a_limit_have_it_each(way, place):
+    def lock():
+        return distributed_lock("gpu", "disk", limit=2)
+
+    async with way.entered(lock()) as lease, way.entered(lock()) as other:
+        for part, theirs in zip(lease.parts, other.parts, strict=True):
+            assert {part.permit, theirs.permit} == {1, 2}
+        assert await way.locked(gpu())
+
+
+def test_what_makes_no_sense_is_refused(place):
+    for limits in ([], {}, "export", 3):
+        with pytest.raises(ValueError, match="limits must be a list of at least one Limit"):
+            distributed_lock(limits=limits)
+    with pytest.raises(ValueError, match="limits must be a list of Limit and Rate, and one is"):
+        export("export")
+    with pytest.raises(ValueError, match="'export' twice"):
+        export(ALL, Limit("export", 2))
+    for names, beside in (((), {"limit": 2}), (("export",), {})):
+        with pytest.raises(ValueError, match="leave out names and limit"):
+            distributed_lock(*names, limits=[ALL], **beside)
+    with pytest.raises(InvalidLockName, match="#"):
+        export(Limit("gpu#2", 2))
+    with pytest.raises(InvalidLockName, match=r"name 'export': .* 'nobody'"):
+        export(Limit("export", lambda nobody: 2))(lambda tenant: tenant)
+    with pytest.raises(ValueError, match=r"Limit\('export'\) .* no arguments by name"):
+        export(Limit("export", int))(lambda tenant: tenant)
+    with pytest.raises(LockMisuse, match="function of arguments, and a block has none"):
+        export(Limit("export", lambda: 2)).acquire()
+    with pytest.raises(ValueError, match="'export:acme' twice"):
+        export(Limit("export:{tenant}", 2), ACME)(lambda tenant: tenant)("acme")
+
+
+@places(MEMORY)  # One: a task is made once.
+@pytest.mark.parametrize("decorate", [distributed_lock, single_instance, single_instance_task])
+def test_a_number_with_a_default_counts_what_is_passed_in_kwargs(place, decorate):
+    def plan_of(plan="free"):
+        return {"free": 1, "pro": 10}[plan]
+
+    def taken(**options):
+        (one,) = held.list()
+        return one.owner.limit or 1
+
+    def taken_too(**options):
+        return taken(**options)
+
+    exported = decorate(limits=[Limit("export", plan_of)])(taken)
+    assert exported(plan="pro") == 10
+    assert exported(plan="free") == exported() == 1
+    exported = decorate(limits=[Limit("export", lambda plan: {"pro": 10}[plan])])(taken_too)
+    assert exported(plan="pro", size="2") == 10
+    with pytest.raises(InvalidLockName, match="names 'plan'; the arguments are size"):
+        exported(size="2")
+
+
+# --- under load ----------------------------------------------------------------------------------
+
+NAMES = ["account:0", "account:1", "account:2", "account:3"]
+
+
+def in_any_order(choice):
+    return distributed_lock(*choice.sample(NAMES, k=choice.randint(2, 4)), wait=HUNG)
+
+
+def of_three(choice):
+    return gpu(3, wait=HUNG)
+
+
+def of_a_tenant_and_in_total(choice):
+    return export(Limit(f"export:{choice.choice('ab')}", 2), ALL, wait=HUNG)
+
+
+@pytest.mark.parametrize(
+    ("lock", "most"),
+    [
+        (in_any_order, dict.fromkeys(NAMES, 1)),
+        (of_three, {"gpu": 3}),
+        (of_a_tenant_and_in_total, {"export:a": 2, "export:b": 2, "export": 3}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_under_load_nobody_waits_for_ever_and_never_too_many_hold_it(place, lock, most):
+    running, highest, guard = Counter(), Counter(), threading.Lock()
+
+    def work(seed):
+        choice = random.Random(seed)
+        for _ in range(4):
+            with lock(choice) as lease:
                 with guard:
-                    holders.add((number, lease.permit))
-                    most[0] = max(most[0], len(holders))
-                    assert len({permit for _, permit in holders}) == len(holders)
+                    running.update(lease.names)
+                    for name in lease.names:
+                        highest[name] = max(highest[name], running[name])
                 assert lease.held
                 with guard:
-                    holders.remove((number, lease.permit))
+                    running.subtract(lease.names)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    threads = [in_thread(lambda seed=seed: work(seed)) for seed in range(7)]
     for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HUNG)
-        assert not thread.is_alive()
-    assert 1 <= most[0] <= 3
+        thread.result(2 * HUNG)
+    assert all(1 <= highest[name] <= most[name] for name in most)
+    assert not any(distributed_lock(name, limit=number).locked() for name, number in most.items())

@@ -14,7 +14,7 @@ from tests.support.matrix import places
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
-pytestmark = pytest.mark.no_permit("test_permits.py has what a permit costs")
+pytestmark = pytest.mark.no_permit("a permit costs another script, which a row below names")
 
 FEATURES = {
     "plain": {},
@@ -24,21 +24,21 @@ FEATURES = {
     "max_hold": {"max_hold": timedelta(hours=1)},
     "min_hold": {"min_hold": 0.001},
     "reentrant": {"reentrant": True},
+    "a limit of one": {"limit": 1},
+    "a permit": {"limit": 10},
 }
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    """A lease that was held for some time is noted at its end, by another script."""
+    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
 
 
 @pytest.mark.proves("R15")
 @pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
 @both_ways
-async def test_an_uncontended_cycle_is_two_round_trips(
-    way,
-    locks,
-    proxy,
-    options,
-    monkeypatch,
-):
-    # A lease that was held for some time is noted at its end, by another script.
-    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
+async def test_an_uncontended_cycle_is_two_round_trips(way, locks, proxy, options):
     locks.on(proxy)
     async with way.entered(distributed_lock("warm-up", **options)):
         pass  # It brings the connection and the scripts.
@@ -46,8 +46,9 @@ async def test_an_uncontended_cycle_is_two_round_trips(
     async with way.entered(distributed_lock("lottery", **options)) as lease:
         assert lease.held
     sent = [(command.name, command.args[0].decode()) for command in proxy.log[before:]]
+    asking = scripts.ACQUIRE_PERMIT if options.get("limit") == 10 else scripts.ACQUIRE
     ending = scripts.CONCLUDE if "min_hold" in options else scripts.RELEASE
-    assert sent == [("EVALSHA", scripts.ACQUIRE.sha), ("EVALSHA", ending.sha)]
+    assert sent == [("EVALSHA", asking.sha), ("EVALSHA", ending.sha)]
 
 
 @pytest.mark.proves("R11", "R15")
@@ -68,10 +69,7 @@ def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_ac
 
 @pytest.mark.proves("R15")
 @both_ways
-async def test_several_locks_are_taken_in_one_packet_and_released_in_one(
-    way, locks, proxy, monkeypatch
-):
-    monkeypatch.setattr("django_redislock.handle.NOTED_FROM", HUNG)
+async def test_several_locks_are_taken_in_one_packet_and_released_in_one(way, locks, proxy):
     locks.on(proxy)
     names = "account:1", "account:2", "account:3"
     async with way.entered(distributed_lock(*names)):
