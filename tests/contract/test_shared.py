@@ -3,69 +3,59 @@
 import asyncio
 import gc
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.backends.registry import backends
 from tests.support.backends import PATIENT
-from tests.support.matrix import in_turn, needs_scripts
-from tests.support.others import waiters
+from tests.support.matrix import MEMORY, places
+from tests.support.servers import KIND
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import both_ways, in_thread
 
-
-class Meeting:
-    """A point that the test lets others pass, by either way."""
-
-    def __init__(self):
-        self._open = threading.Event()
-
-    def open(self):
-        self._open.set()
-
-    async def reached(self, way):
-        await way.until(self._open.is_set)
+pytestmark = places(KIND, MEMORY)  # What a handle keeps in mind is the same everywhere.
 
 
 @asynccontextmanager
 async def entered_elsewhere(way, lock):
     """Meanwhile another thread or task is in a block of *lock*, and has it at its end."""
-    entered, done = Meeting(), Meeting()
+    entered, done = threading.Event(), threading.Event()
 
     async def entry():
         async with way.entered(lock) as lease:
-            entered.open()
-            await done.reached(way)
+            entered.set()
+            await way.until(done.is_set)
             await way.ensure_held(lease, verify=True)
 
     holder = way.start(entry)
-    await entered.reached(way)
+    await way.until(entered.is_set)
     yield
-    done.open()
+    done.set()
     await holder.result()
 
 
+@pytest.mark.parametrize(("names", "limit"), [(["lottery"], None), (["gpu", "disk"], 3)])
 @both_ways
-async def test_each_thread_or_task_waits_its_turn_on_one_handle(way, place):
-    lock = distributed_lock("lottery", wait=10)
-    inside, most = 0, 0
+async def test_each_thread_or_task_waits_its_turn_on_one_handle(way, place, names, limit):
+    lock = distributed_lock(*names, limit=limit, wait=HUNG)
+    inside, counts = [], []
 
     async def count():
-        nonlocal inside, most
         async with way.entered(lock) as lease:
-            inside += 1
-            most = max(most, inside)
-            assert lock.lease is lease
+            inside.append(lease)
+            counts.append(len(inside))
             await way.sleep(0.005)
-            inside -= 1
+            assert lock.lease is lease
+            inside.remove(lease)
         assert lock.lease is None
 
     others = [way.start(count) for _ in range(5)]
     for other in others:
         await other.result()
-    assert most == 1
+    assert max(counts) <= (limit or 1)
+    assert lock.lease is None
     assert not await way.locked(lock)
 
 
@@ -89,36 +79,12 @@ def test_who_leaves_hides_no_lease_of_another_thread(locks):
     assert not lock.locked()
 
 
-@both_ways
-async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(way, place):
-    lock = distributed_lock("lottery")
-
-    async def look():
-        return lock.lease
-
-    async with way.entered(lock) as lease:
-        assert lock.lease is lease
-        assert await way.start(look).result() is None
-
-
 @pytest.mark.waits
-@in_turn
 @both_ways
 async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(way, place):
-    lock, done = distributed_lock("lottery", wait=4), Meeting()
-
-    async def entry():
-        async with way.entered(lock) as lease:
-            await done.reached(way)
-            await way.ensure_held(lease, verify=True)
-
-    async with way.entered(distributed_lock("lottery")):
-        holder = way.start(entry)
-        await way.until(lambda: waiters("lottery") == 1)
-    await way.until(lambda: waiters("lottery") == 0)
-    assert await way.acquire(lock) is False
-    done.open()
-    await holder.result()
+    lock = distributed_lock("lottery", wait=4)
+    async with entered_elsewhere(way, lock):
+        assert await way.acquire(lock) is False
 
 
 async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place):
@@ -148,20 +114,20 @@ async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place):
 @pytest.mark.proves("P3")
 @both_ways
 async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(way, place):
-    lock, lost, done = distributed_lock("lottery"), Meeting(), Meeting()
+    lock, lost, done = distributed_lock("lottery"), threading.Event(), threading.Event()
 
     async def lose():
         async with way.entered(lock) as lease:
             place.lose_data()
             with pytest.raises(LockLost):
                 await way.renew(lease)
-            lost.open()
-            await done.reached(way)
+            lost.set()
+            await way.until(done.is_set)
 
     first = way.start(lose)
-    await lost.reached(way)
+    await way.until(lost.is_set)
     async with way.entered(lock) as lease:
-        done.open()
+        done.set()
         with pytest.raises(LockLost):
             await first.result()
         assert lock.lease is lease
@@ -177,25 +143,14 @@ async def test_a_loss_is_told_at_the_end_of_its_block_whatever_was_acquired_mean
             place.lose_data()
             with pytest.raises(LockLost):
                 await way.renew(lease)
+            async with way.entered(lock) as inner:
+                assert inner.held
+            assert not await way.locked(lock)  # That block has ended its own lease.
             assert await way.acquire(lock)
             assert lock.lease is not lease
     # What was acquired is still held, since nobody has released it.
-    later = lock.lease
-    await way.ensure_held(later, verify=True)
+    await way.ensure_held(lock.lease, verify=True)
     await way.release(lock)
-
-
-@both_ways
-async def test_a_block_within_a_lost_block_ends_its_own_lease(way, place):
-    lock = distributed_lock("lottery")
-    with pytest.raises(LockLost):  # noqa: PT012
-        async with way.entered(lock) as lease:
-            place.lose_data()
-            with pytest.raises(LockLost):
-                await way.renew(lease)
-            async with way.entered(lock) as inner:
-                assert inner.held
-            assert not await way.locked(lock)
 
 
 @both_ways
@@ -223,14 +178,16 @@ async def test_a_block_that_was_released_within_a_block_leaves_the_outer_one_alo
 
 @both_ways
 async def test_what_is_acquired_here_can_be_released_there(way, place):
-    lock = distributed_lock("lottery")
-    assert await way.start(lambda: way.acquire(lock)).result()
-    assert lock.lease is None
-    assert "held by another thread or asyncio task" in repr(lock)
-    await way.release(lock)
-    assert not await way.locked(lock)
-    with pytest.raises(LockMisuse, match="holds no lease"):
-        await way.release(lock)
+    lock = distributed_lock("lottery", limit=2)
+    for beside in (nullcontext(), entered_elsewhere(way, lock)):
+        async with beside:
+            assert await way.start(lambda: way.acquire(lock)).result()
+            assert lock.lease is None
+            assert "held by another thread or asyncio task" in repr(lock)
+            await way.release(lock)
+            with pytest.raises(LockMisuse, match="holds no lease"):
+                await way.release(lock)
+        assert lock._entries == []
 
 
 @pytest.mark.parametrize("names", [("lottery",), ("lottery", "other")], ids=len)
@@ -241,22 +198,12 @@ async def test_a_release_by_one_without_a_lease_never_ends_the_block_of_another(
 ):
     lock = distributed_lock(*names, wait=0, reentrant=reentrant)
     async with entered_elsewhere(way, lock):
+        assert lock.lease is None
         assert await way.acquire(lock) is False
         with pytest.raises(LockMisuse, match="only after acquire\\(\\) has returned True"):
             await way.release(lock)
         assert await way.acquire(distributed_lock("lottery", wait=0)) is False
     assert not await way.locked(lock)
-
-
-@needs_scripts
-@both_ways
-async def test_what_was_acquired_can_be_released_elsewhere_beside_a_block(way, place):
-    lock = distributed_lock("lottery", limit=2)
-    async with entered_elsewhere(way, lock):
-        assert await way.start(lambda: way.acquire(lock)).result()
-        await way.release(lock)
-        with pytest.raises(LockMisuse, match="holds no lease"):
-            await way.release(lock)
 
 
 @both_ways
@@ -270,31 +217,34 @@ async def test_of_several_leases_of_others_none_is_released_by_guess(way, place)
     assert await way.locked(lock)
 
 
-async def test_a_block_may_be_left_in_another_task_than_it_was_entered_in(place):
-    # As an asynchronous fixture does, or a framework's start and end.
+async def test_a_block_is_left_in_another_task_unless_it_is_not_known_what_to_end(place, caplog):
+    """As an asynchronous fixture does, or a framework's start and end."""
     lock = distributed_lock("lottery")
-    await asyncio.create_task(lock.__aenter__())
+
+    async def enter():
+        await asyncio.create_task(lock.__aenter__())
+
+    async def leave(error=None):
+        await asyncio.create_task(lock.__aexit__(error and type(error), error, None))
+
+    await enter()
     assert await lock.alocked()
-    await asyncio.create_task(lock.__aexit__(None, None, None))
+    await leave()
     assert not await lock.alocked()
-
-
-async def test_a_block_of_which_it_is_not_known_what_to_end_says_so(place, caplog):
-    lock = distributed_lock("lottery")
-    await asyncio.create_task(lock.__aenter__())
+    await enter()
     place.lapse("lottery")
-    await asyncio.create_task(lock.__aenter__())
+    await enter()
     with pytest.raises(LockMisuse, match="several leases"):
-        await asyncio.create_task(lock.__aexit__(None, None, None))
-    error = ValueError("of the body")
-    await asyncio.create_task(lock.__aexit__(type(error), error, None))
+        await leave()
+    await leave(ValueError("of the body"))
     assert "Left the block of lock 'lottery': " in caplog.text
 
 
 def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alone(
     locks, monkeypatch
 ):
-    lock, meeting, leave = distributed_lock("lottery", wait=10), threading.Event(), Meeting()
+    lock = distributed_lock("lottery", wait=10)
+    meeting, leave = threading.Event(), threading.Event()
     backend, interrupts = backends["default"], [KeyboardInterrupt]
     begin, run = backend.begin, backend.run
 
@@ -316,7 +266,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     def work():
         with lock as lease:
             meeting.set()
-            wait_until(leave._open.is_set)
+            assert leave.wait(HUNG)
             lease.ensure_held()  # If it was handed over, its confirmation may not be read yet.
             return lease.held
 
@@ -332,7 +282,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     with pytest.raises(KeyboardInterrupt):
         body()
     monkeypatch.undo()
-    leave.open()
+    leave.set()
     assert others[0].result(HUNG)
     assert lock._entries == []
 
@@ -365,6 +315,11 @@ def test_leases_that_nobody_released_leave_nothing_in_this_process(over, locks):
     wait_until(lambda: not set(names) & set(backends["default"].leases))
 
 
+def of_the_ended(caplog):
+    """The warnings about threads and tasks that have ended and hold a lock."""
+    return [text for text in caplog.messages if "has ended without releasing it" in text]
+
+
 @pytest.mark.waits
 def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(locks, caplog):
     """Somebody else may release it; whoever wants an end to it sets max_hold."""
@@ -379,13 +334,8 @@ def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(l
     in_thread(acquire).result(HUNG)
     gc.collect()
     before = leases[0].renewals
-
-    def warnings():
-        told = [one.getMessage() for one in caplog.records]
-        return [one for one in told if "has ended without releasing it" in one]
-
-    wait_until(lambda: warnings() and leases[0].renewals > before)
-    (warning,) = warnings()
+    wait_until(lambda: of_the_ended(caplog) and leases[0].renewals > before)
+    (warning,) = of_the_ended(caplog)
     assert "'lottery'" in warning
     assert "max_hold" in warning
     lock.release()
@@ -404,19 +354,15 @@ def test_a_block_that_its_task_never_left_is_renewed_and_says_so(locks, caplog):
     async def respond(stream):
         await anext(stream)
 
-    def warnings():
-        told = [one.getMessage() for one in caplog.records]
-        return [one for one in told if "has ended without releasing it" in one]
-
     async def serve():
         stream = parts()
         task = asyncio.create_task(respond(stream))
         await task
-        await await_until(warnings)
+        await await_until(lambda: of_the_ended(caplog))
         assert await distributed_lock("lottery").alocked()
         await stream.aclose()
         assert task.done()
 
     asyncio.run(serve())
-    assert len(warnings()) == 1
+    assert len(of_the_ended(caplog)) == 1
     assert not distributed_lock("lottery").locked()

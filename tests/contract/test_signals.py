@@ -3,9 +3,10 @@
 import signal as os_signals
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
-from django.dispatch import Signal
+from asgiref.sync import async_to_sync
 
 from django_redislock import (
     Lease,
@@ -23,10 +24,25 @@ from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
 from django_redislock.testing import OTHER
 from tests.support.faults import slack
-from tests.support.matrix import needs_scripts
+from tests.support.matrix import MEMORY, places
 from tests.support.others import held_by_other
+from tests.support.servers import KIND
 from tests.support.waiting import HUNG
-from tests.support.ways import both_ways
+from tests.support.ways import both_ways, in_thread
+
+pytestmark = places(KIND, MEMORY)  # They are sent by the same code everywhere.
+
+
+@contextmanager
+def connected(receiver, *to):
+    """Let these signals have a receiver during a block."""
+    for signal in to:
+        signal.connect(receiver)
+    try:
+        yield
+    finally:
+        for signal in to:
+            signal.disconnect(receiver)
 
 
 @contextmanager
@@ -41,21 +57,21 @@ def received(signal):
         assert kwargs.pop("signal") is signal
         got.append(kwargs)
 
-    signal.connect(fail)
-    signal.connect(collect)
-    try:
+    with connected(fail, signal), connected(collect, signal):
         yield got
-    finally:
-        signal.disconnect(fail)
-        signal.disconnect(collect)
 
 
 @both_ways
 async def test_lock_acquired(way, place):
-    with received(signals.lock_acquired) as got:
-        async with way.entered(distributed_lock("lottery")) as lease:
+    lock = distributed_lock("lottery", reentrant=True)
+    with received(signals.lock_acquired) as got, received(signals.lock_released) as released:
+        async with way.entered(lock) as lease:
             assert [(one["sender"], one["lease"]) for one in got] == [(Lock, lease)]
             assert 0 <= got[0]["waited"] < 5
+            async with way.entered(lock):
+                pass
+            assert (len(got), released) == (1, [])  # Nesting tells of one lease only.
+    assert (len(got), len(released)) == (1, 1)
 
 
 @pytest.mark.waits
@@ -75,18 +91,14 @@ async def test_lock_released(way, place, success):
         lease = lock.lease
         await way.sleep(0.05)
         await way.release(lock, success)
+        with pytest.raises(ZeroDivisionError):
+            async with way.entered(lock) as failed:
+                raise ZeroDivisionError
     assert [(one["sender"], one["lease"], one["success"]) for one in got] == [
-        (Lock, lease, success)
+        (Lock, lease, success),
+        (Lock, failed, False),
     ]
     assert 0.05 <= got[0]["held_for"] < 5
-
-
-@both_ways
-async def test_lock_released_after_an_exception_is_no_success(way, place):
-    with received(signals.lock_released) as got, pytest.raises(ZeroDivisionError):
-        async with way.entered(distributed_lock("lottery")):
-            raise ZeroDivisionError
-    assert [one["success"] for one in got] == [False]
 
 
 @both_ways
@@ -113,7 +125,6 @@ async def test_lock_timed_out(way, place):
 @both_ways
 async def test_lock_unavailable(way, locks, proxy):
     locks.on(proxy, WAIT=0)
-    reasons = ["refused", "connection", "timeout"]
     with received(signals.lock_unavailable) as got:
         locks.redis.lpush(f"{locks.prefix}:{{tombola}}:lock", "of another type")
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
@@ -130,10 +141,8 @@ async def test_lock_unavailable(way, locks, proxy):
             await way.release(lock)
         proxy.heal()
     assert raised.value.reason == "timeout"
-    assert [one.pop("reason") for one in got] == reasons
-    assert [one.pop("waited") >= least for one, least in zip(got, (0, 0, 0.5), strict=True)] == [
-        True
-    ] * 3
+    assert [one.pop("reason") for one in got] == ["refused", "connection", "timeout"]
+    assert all(one.pop("waited") >= least for one, least in zip(got, (0, 0, 0.5), strict=True))
     assert got == [
         {"sender": Lock, "name": name, "template": name, "using": "default", "lease": of}
         for name, of in (("tombola", None), ("raffle", None), ("raffle", lease))
@@ -153,14 +162,11 @@ async def test_each_signal_says_how_the_name_was_written(way, place):
     limits = [Limit("export:{report}", 2), Limit("export", 3)]
     limited = distributed_lock(limits=limits)(way.function(lambda report: None))
     for signal in (signals.lock_acquired, signals.lock_released):
-        signal.connect(note)
-        try:
+        with connected(note, signal):
             for function in (one, two, limited):
                 await way.call(function, 42)
             async with way.entered(distributed_lock("report:43")):
                 pass
-        finally:
-            signal.disconnect(note)
         assert written == [
             ("report:42", "report:{report}"),
             ("a:42", "a:{report}"),
@@ -170,11 +176,12 @@ async def test_each_signal_says_how_the_name_was_written(way, place):
             ("report:43", "report:43"),
         ]
         written.clear()
-    with received(signals.lock_timed_out) as got:
+    with received(signals.lock_acquired) as acquired, received(signals.lock_timed_out) as got:
         for busy, names in (("report:42", ["report:{report}"]), ("b:42", ["b:{report}", "a"])):
             function = distributed_lock(*names, wait=0)(way.function(lambda report: None))
             with held_by_other(busy), pytest.raises(LockTimeout):
                 await way.call(function, 42)
+    assert acquired == []
     assert [(one["name"], one["template"]) for one in got] == [
         ("report:42", "report:{report}"),
         ("b:42", "b:{report}"),
@@ -182,12 +189,11 @@ async def test_each_signal_says_how_the_name_was_written(way, place):
 
 
 @both_ways
-async def test_lock_lost_once(way, place):
+async def test_lock_lost_once_and_not_released(way, place):
     lock = distributed_lock("lottery")
-    with received(signals.lock_lost) as got:
+    with received(signals.lock_lost) as got, received(signals.lock_released) as released:
         assert await way.acquire(lock)
         lease = lock.lease
-        assert lease is not None
         place.lose_data()
         for _ in range(2):
             with pytest.raises(LockLost):
@@ -197,17 +203,9 @@ async def test_lock_lost_once(way, place):
             await way.release(lock)
     assert 0 <= got[0].pop("held_for") < 30
     assert got == [{"sender": Lease, "lease": lease, "reason": "expired", "template": "lottery"}]
+    assert released == []
 
 
-@both_ways
-async def test_a_lost_lease_is_not_told_as_released(way, place):
-    with received(signals.lock_released) as got, pytest.raises(LockLost):
-        async with way.entered(distributed_lock("lottery")):
-            place.lose_data()
-    assert got == []
-
-
-@needs_scripts
 @both_ways
 @pytest.mark.no_permit("the name has the number of the permit")
 async def test_lock_force_released(way, place):
@@ -230,76 +228,76 @@ async def test_lock_force_released(way, place):
     ]
 
 
-@both_ways
-async def test_nesting_tells_of_one_lease_only(way, place):
-    lock = distributed_lock("lottery", reentrant=True)
-    with received(signals.lock_acquired) as acquired, received(signals.lock_released) as released:
-        async with way.entered(lock):
-            async with way.entered(lock):
-                pass
-            assert released == []
-    assert (len(acquired), len(released)) == (1, 1)
+class TooLong(Exception):
+    """As Celery raises in a task at its soft time limit."""
 
 
-@pytest.mark.parametrize("how", ["receiver", "own receiver", "later", "callback"])
-def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure(how, place):
+def too_long(number, frame):
+    raise TooLong
+
+
+def interrupted(*_, **news):
+    os_signals.raise_signal(os_signals.SIGALRM)
+
+
+async def ainterrupted(**news):
+    interrupted()
+
+
+def block():
+    with distributed_lock("lottery"):
+        pytest.fail("the block has begun")
+
+
+async def ablock():
+    async with distributed_lock("lottery"):
+        pytest.fail("the block has begun")
+
+
+def work_for_later():
+    later(interrupted)
+    catch_up()
+
+
+def callback_of_a_loss():
+    lock = distributed_lock("lost", ttl=1)
+    assert lock.acquire()
+    backends["default"].lost(lock.lease, "expired")
+    lock.lease.on_lost(interrupted)
+
+
+@contextmanager
+def connected_prompt(receiver, signal):
+    signal.connect_prompt(receiver)
+    try:
+        yield
+    finally:
+        signal.disconnect_prompt(receiver)
+
+
+@pytest.mark.parametrize(
+    ("listening", "receiver", "use"),
+    [
+        (connected, interrupted, block),
+        (connected_prompt, interrupted, block),
+        (connected, ainterrupted, async_to_sync(ablock)),
+        (nullcontext, None, work_for_later),
+        (nullcontext, None, callback_of_a_loss),
+    ],
+    ids=["receiver", "own receiver", "coroutine", "later", "callback"],
+)
+def test_what_a_signal_handler_raises_in_a_receiver_is_not_taken_for_its_failure(
+    listening, receiver, use, place
+):
     """So a task hears of its soft time limit, and not only of its hard one."""
-
-    class TooLong(Exception):
-        pass
-
-    def interrupted(**news):
-        os_signals.raise_signal(os_signals.SIGALRM)
-
-    def ring(number, frame):
-        raise TooLong
-
-    signal, connect, disconnect = signals.lock_acquired, Signal.connect, Signal.disconnect
-    if how == "own receiver":
-        connect, disconnect = type(signal).connect_prompt, type(signal).disconnect_prompt
-    before = os_signals.signal(os_signals.SIGALRM, ring)
+    to = [receiver, signals.lock_acquired] if receiver else []
+    before = os_signals.signal(os_signals.SIGALRM, too_long)
     try:
-        if how == "later":
-            later(interrupted)
-            with pytest.raises(TooLong):
-                catch_up()
-        elif how == "callback":
-            lock = distributed_lock("lost", ttl=1)
-            assert lock.acquire()
-            backends["default"].lost(lock.lease, "expired")
-            with pytest.raises(TooLong):
-                lock.lease.on_lost(lambda _: interrupted())
-        else:
-            connect(signal, interrupted)
-            with pytest.raises(TooLong), distributed_lock("lottery"):
-                pytest.fail("the block has begun")
+        with listening(*to), pytest.raises(TooLong):
+            use()
     finally:
         os_signals.signal(os_signals.SIGALRM, before)
-        if how.endswith("receiver"):
-            disconnect(signal, interrupted)
     assert not distributed_lock("lottery").locked()
-
-
-async def test_what_a_signal_handler_raises_in_a_coroutine_that_receives_is_no_failure(place):
-    class TooLong(Exception):
-        pass
-
-    async def interrupted(**news):
-        os_signals.raise_signal(os_signals.SIGALRM)
-
-    def ring(number, frame):
-        raise TooLong
-
-    before = os_signals.signal(os_signals.SIGALRM, ring)
-    signals.lock_acquired.connect(interrupted)
-    try:
-        with pytest.raises(TooLong):
-            async with distributed_lock("lottery"):
-                pytest.fail("the block has begun")
-    finally:
-        os_signals.signal(os_signals.SIGALRM, before)
-        signals.lock_acquired.disconnect(interrupted)
-    assert not await distributed_lock("lottery").alocked()
 
 
 @pytest.mark.waits
@@ -311,8 +309,7 @@ async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way, place):
 
     entered = []
     go_on = threading.Event()
-    signals.lock_lost.connect(slow)
-    try:
+    with connected(slow, signals.lock_lost):
         lost = distributed_lock("tombola", ttl=1.5)
         assert await way.acquire(lost)
         place.lose_data()
@@ -320,9 +317,7 @@ async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way, place):
         async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
             await way.until(lambda: lease.renewals)
             assert lease.held
-    finally:
         go_on.set()
-        signals.lock_lost.disconnect(slow)
 
 
 @both_ways
@@ -337,16 +332,11 @@ async def test_a_receiver_may_be_a_coroutine_function(way, place):
         signals.lock_released: "released",
         signals.lock_timed_out: "timed out",
     }
-    for signal in names:
-        signal.connect(receive)
-    try:
+    with connected(receive, *names):
         async with way.entered(distributed_lock("lottery")) as lease:
             assert lease.held
         with held_by_other("lottery"):
             assert not await way.acquire(distributed_lock("lottery", wait=0))
-    finally:
-        for signal in names:
-            signal.disconnect(receive)
     assert got == ["acquired", "released", "timed out"]
     assert held.get("lottery") is None
 
@@ -367,16 +357,9 @@ def test_a_receiver_keeps_no_connection_from_others(what, locks):
         with distributed_lock(name):
             pass
 
-    signal = getattr(signals, what)
-    signal.connect(take_another)
-    try:
-        threads = [threading.Thread(target=work, args=(f"first-{n}",)) for n in (1, 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        signal.disconnect(take_another)
+    with connected(take_another, getattr(signals, what)):
+        for one in [in_thread(partial(work, f"first-{number}")) for number in (1, 2)]:
+            one.result(HUNG)
     assert sorted(told) == ["first-1", "first-2"]
 
 
@@ -391,13 +374,10 @@ async def test_an_event_loop_calls_receivers_that_never_block(locks, is_alone):
         threads.append(threading.get_ident())
         raise ZeroDivisionError("of a receiver")
 
-    signals.lock_acquired.connect_prompt(prompt)
-    try:
-        with nullcontext([]) if is_alone else received(signals.lock_acquired) as got:
-            async with distributed_lock("lottery"):
-                pass
-    finally:
-        signals.lock_acquired.disconnect_prompt(prompt)
+    beside = nullcontext([]) if is_alone else received(signals.lock_acquired)
+    with connected_prompt(prompt, signals.lock_acquired), beside as got:
+        async with distributed_lock("lottery"):
+            pass
     # Django calls all receivers in a thread if it must call one there.
     assert (threads == [threading.get_ident()]) is is_alone
     assert len(threads) == 1
@@ -407,7 +387,7 @@ async def test_an_event_loop_calls_receivers_that_never_block(locks, is_alone):
 
 
 @both_ways
-async def test_a_program_may_replace_the_list_of_receivers(way, locks):
+async def test_a_program_may_replace_the_list_of_receivers(way, locks, monkeypatch):
     told = []
 
     def prompt(**kwargs):
@@ -424,22 +404,17 @@ async def test_a_program_may_replace_the_list_of_receivers(way, locks):
         async with way.entered(lock):
             return [*told]
 
-    with received(signal):
-        signal.connect(other)
+    with received(signal), connected(other, signal):
         (*_, of_other) = signal.receivers
-    signal.disconnect(other)
-    signal.connect_prompt(prompt)
-    try:
+    with connected_prompt(prompt, signal):
         before = signal.receivers
-        signal.receivers = []
-        assert await told_now() == []
-        signal.receivers = [of_other]
-        assert await told_now() == ["other"]
-        signal.receivers = [*before, of_other]
-        assert await told_now() == ["prompt", "other"]
-        signal.receivers = [*before]
-        assert await told_now() == ["prompt"]
-    finally:
-        signal.receivers = before
-        signal.disconnect_prompt(prompt)
+        for receivers, expected in (
+            ([], []),
+            ([of_other], ["other"]),
+            ([*before, of_other], ["prompt", "other"]),
+            ([*before], ["prompt"]),
+        ):
+            monkeypatch.setattr(signal, "receivers", receivers)
+            assert await told_now() == expected
+        monkeypatch.undo()
     assert await told_now() == []
