@@ -11,16 +11,16 @@ from itertools import groupby
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock import LockLost, LockUnavailable, distributed_lock
 from django_redislock.rules import scripts
 from tests import ROOT
+from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 NAMES = {one.sha: one.name for one in vars(scripts).values() if isinstance(one, scripts.Script)}
 SERVER = 26  # The column of the line that stands for it.
-
-Sent = list[tuple[str, str]]
 
 
 def drawn():
@@ -61,13 +61,6 @@ class Play:
         logs.sort(key=lambda entry: entry[1].time)
         return [(who, NAMES[command.args[0].decode()]) for who, command in logs]
 
-    def somebody_waits(self):
-        lock = held.get("lottery")
-        return lock is not None and lock.waiters > 0
-
-    def has_sent(self, who, script):
-        wait_until(lambda: (who, script) in self.sent())
-
 
 @pytest.fixture
 def play(server, make_proxy, settings, key_prefix, monkeypatch):
@@ -104,17 +97,16 @@ def _hand_over(play):
             over.wait(HUNG)
 
     assert lock.acquire()
-    waiter = threading.Thread(target=wait)
-    waiter.start()
+    waiter = in_thread(wait)
     try:
-        wait_until(play.somebody_waits)
+        wait_until(lambda: waiters("lottery"))
         lock.release()
         assert is_held.wait(HUNG)
         wait_until(lambda: play.sent()[-1][0] == "B")
         return play.sent()
     finally:
         over.set()
-        waiter.join()
+        waiter.result(HUNG)
 
 
 def expiry(play):
@@ -135,7 +127,7 @@ def loss(play):
     lock = distributed_lock("lottery", ttl=1)
     assert lock.acquire()
     lease = lock.lease
-    play.has_sent("A", "renew")
+    wait_until(lambda: ("A", "renew") in play.sent())
     wait_until(lambda: not lease.held)
     wait_until(lambda: not distributed_lock("lottery", using="b").locked())
     with distributed_lock("lottery", using="b"):

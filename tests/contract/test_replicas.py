@@ -15,33 +15,25 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
 
-class Replicated:
-    """A server and its replica."""
-
-    def __init__(self, locks, replica):
-        self.locks = locks
-        self.replica = replica
-
-
 @pytest.fixture
-def replicated(make_server, settings, key_prefix):
-    """Locks that need the acknowledgement of one replica, which is there."""
+def replica(make_server, settings, key_prefix):
+    """Locks need its acknowledgement, and it is there."""
     server = make_server(repl_diskless_sync_delay=0)
     replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
-    locks = Locks(settings, server, key_prefix).configure(REPLICAS_ACK=1, TTL=12)
+    replica.locks = Locks(settings, server, key_prefix).configure(REPLICAS_ACK=1, TTL=12)
     wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
     # The server calls a replica online, and counts it, up to a second before it sends it anything.
-    locks.redis.set(f"{key_prefix}:written", 1, ex=60)
-    wait_until(lambda: locks.redis.wait(1, 100) == 1)
-    return Replicated(locks, replica)
+    replica.locks.redis.set(f"{key_prefix}:written", 1, ex=60)
+    wait_until(lambda: replica.locks.redis.wait(1, 100) == 1)
+    return replica
 
 
 @pytest.mark.proves("R11")
 @both_ways
-async def test_a_grant_is_on_the_replica_when_it_counts(way, replicated):
+async def test_a_grant_is_on_the_replica_when_it_counts(way, replica):
     async with way.entered(distributed_lock("lottery")) as lease:
         assert lease.held
-        keys = replicated.replica.client().keys(f"{replicated.locks.prefix}*:lock")
+        keys = replica.client().keys(f"{replica.locks.prefix}*:lock")
         assert len(keys) == 1
 
 
@@ -60,8 +52,8 @@ async def refusal(way):
 @pytest.mark.proves("R11")
 @pytest.mark.waits
 @both_ways
-async def test_too_few_acknowledgements_release_and_fail_the_grant(way, replicated):
-    with replicated.replica.paused():
+async def test_too_few_acknowledgements_release_and_fail_the_grant(way, replica):
+    with replica.paused():
         says = await refusal(way)
         assert re.search(r"'lottery'.*0 of the 1 replicas.*REPLICAS_ACK", says)
         assert held.get("lottery") is None
@@ -72,12 +64,12 @@ async def test_too_few_acknowledgements_release_and_fail_the_grant(way, replicat
 @pytest.mark.proves("R11")
 @pytest.mark.waits
 @both_ways
-async def test_a_waiter_asks_for_acknowledgement_too(way, replicated):
+async def test_a_waiter_asks_for_acknowledgement_too(way, replica):
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
     waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=5)))
     await way.until(lambda: waiters("lottery") == 1)
-    with replicated.replica.paused():
+    with replica.paused():
         await way.release(lock)
         with pytest.raises(LockUnavailable):
             await waiting.result()
@@ -86,11 +78,11 @@ async def test_a_waiter_asks_for_acknowledgement_too(way, replicated):
 
 @pytest.mark.waits
 @both_ways
-async def test_acknowledgement_needs_no_scripting(way, replicated):
-    replicated.locks.configure(OPTIONS=forbid_scripting(replicated.locks))
+async def test_acknowledgement_needs_no_scripting(way, replica):
+    replica.locks.configure(OPTIONS=forbid_scripting(replica.locks))
     async with way.entered(distributed_lock("lottery", wait=0)) as lease:
         assert lease.held
-    with replicated.replica.paused():
+    with replica.paused():
         assert "REPLICAS_ACK" in await refusal(way)
     assert held.get("lottery") is None
 
@@ -106,10 +98,10 @@ def acquire(locks, who, mode, channel=""):
 
 
 @pytest.mark.no_permit("it runs the scripts of a lock without a limit")
-def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(replicated):
-    locks, replica = replicated.locks, replicated.replica.client()
+def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(replica):
+    locks, client = replica.locks, replica.client()
     channel = f"{locks.prefix}:bell"
-    with locks.redis.pubsub() as waiter, replica.pubsub() as heard:
+    with locks.redis.pubsub() as waiter, client.pubsub() as heard:
         waiter.subscribe(channel)
         heard.psubscribe("*")
         for subscribed in (waiter, heard):
@@ -120,7 +112,7 @@ def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(replicat
         assert waiter.get_message(timeout=HUNG)["data"].startswith(b"granted")
         locks.redis.publish("the", "end")  # Replicas are told of this.
         assert heard.get_message(timeout=HUNG)["channel"] == b"the"
-    assert replica.get(lock_keys(locks.prefix, "lottery").lock).startswith(b"b" * 32)
+    assert client.get(lock_keys(locks.prefix, "lottery").lock).startswith(b"b" * 32)
 
 
 def test_only_who_accepts_writes_says_that_a_lease_is_gone_or_another_has_it(

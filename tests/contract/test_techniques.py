@@ -1,13 +1,15 @@
-"""The ten techniques of locking that this package grew out of, each as one visible test.
+"""The techniques of locking that this package grew out of, each as one visible test.
 
-The eleventh, the lottery that all of them are for, is tests/demo/test_lottery.py and `make demo`.
+Four of the ten are what other files are about: a check before the resource is touched (6,
+test_lease.py), holds that are counted (7, test_reentrant.py), a wait time and a lease time (8,
+test_wait.py), renewals up to a maximum (9, test_watchdog.py). The eleventh, the lottery that all of
+them are for, is tests/demo/test_lottery.py and `make demo`.
 """
 
 import os
 import signal
-import threading
-import time
 from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import count, pairwise
 from statistics import median
 
@@ -15,7 +17,7 @@ import pytest
 import redis
 from django.conf import settings
 
-from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock, held
+from django_redislock import LockLost, LockMisuse, distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.forms import release
@@ -24,21 +26,12 @@ from tests.support.matrix import everywhere, needs_scripts, on_servers, unscript
 from tests.support.others import held_by_other, release_of, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import both_ways
-
-
-def taken(lease):
-    """The lease, which is there."""
-    assert lease is not None
-    return lease
+from tests.support.ways import both_ways, in_thread
 
 
 def sent_after(proxy, count):
     """The names of the commands that came after the first so many."""
     return [command.name for command in proxy.log[count:]]
-
-
-# --- 1 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("P1")
@@ -61,9 +54,6 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place):
     assert not distributed_lock("lottery", wait=0).acquire()
 
 
-# --- 2 -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.proves("P3", "R12")
 @everywhere
 def test_02_release_is_one_atomic_compare_and_delete_in_lua(locks, proxy, monkeypatch):
@@ -80,13 +70,18 @@ def test_02_release_is_one_atomic_compare_and_delete_in_lua(locks, proxy, monkey
     assert locks.redis.get(lock_keys(locks.prefix, "lottery").lock) is None
 
 
-# --- 3 -------------------------------------------------------------------------------------------
+@pytest.fixture
+def unscripted_proxy(place, make_proxy):
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    return proxy
 
 
 @unscripted
-def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(place, make_proxy, caplog):
-    proxy = make_proxy(place.locks.server)
-    place.on(proxy)
+def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
+    place, unscripted_proxy, caplog
+):
+    proxy = unscripted_proxy
     lock = distributed_lock("lottery", wait=0)
     assert lock.acquire()
     (set_lock,) = [command for command in proxy.commands("SET") if b"NX" in command.args]
@@ -106,44 +101,36 @@ def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(place, make
 
 @pytest.mark.proves("P3")
 @unscripted
-def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(place, make_proxy):
-    proxy = make_proxy(place.locks.server)
-    place.on(proxy)
+def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(place, unscripted_proxy):
     key = lock_keys(place.locks.prefix, "lottery").lock
     lock = distributed_lock("lottery", wait=0)
     assert lock.acquire()
-    exec_ = proxy.rule("EXEC", "hold")
+    exec_ = unscripted_proxy.rule("EXEC", "hold")
 
     def steal():
         exec_.wait()
         place.locks.redis.set(key, "of the next owner", px=60_000)
-        proxy.forward_held()
+        unscripted_proxy.forward_held()
 
-    thief = threading.Thread(target=steal)
-    thief.start()
+    thief = in_thread(steal)
     with pytest.raises(LockLost):
         lock.release()
-    thief.join()
+    thief.result(HUNG)
     assert place.locks.redis.get(key) == b"of the next owner"
 
 
 @pytest.mark.waits
 @unscripted
-def test_03_waiters_come_back_by_bounded_backoff(place, make_proxy):
-    proxy = make_proxy(place.locks.server)
-    place.on(proxy)
+def test_03_waiters_come_back_by_bounded_backoff(place, unscripted_proxy):
     with held_by_other("lottery"):
-        before = len(proxy.log)
+        before = len(unscripted_proxy.log)
         assert not distributed_lock("lottery", wait=5).acquire()
-    looks = [command.time for command in proxy.log[before:] if command.name == "WATCH"]
+    looks = [command.time for command in unscripted_proxy.log[before:] if command.name == "WATCH"]
     pauses = [later - earlier for earlier, later in pairwise(looks)]
     # 1 ms, doubled up to 128 ms, each jittered: no stampede, and no second lost.
     assert 12 <= len(looks) <= 90
     assert median(pauses[:7]) < median(pauses[7:-1])  # The last one ends with the wait.
     assert median(pauses) < 0.128 + 0.1
-
-
-# --- 4 -------------------------------------------------------------------------------------------
 
 
 WAIT = {"holder": 0, "waiter": 0.02, "heir": 5}  # An heir has the lock handed over while it waits.
@@ -153,7 +140,7 @@ def use_the_lock(role):
     """Do all that holders and waiters do."""
     lock = distributed_lock("lottery", ttl=5, wait=WAIT[role], min_hold=3)
     if lock.acquire():
-        taken(lock.lease).renew()
+        lock.lease.renew()
         lock.release()
 
 
@@ -218,27 +205,27 @@ def _has_ended(pid):
     return False
 
 
+@pytest.fixture
+def victims(place, make_proxy, spawn):
+    return Victims(place, make_proxy(place.locks.server), spawn)
+
+
 @pytest.mark.proves("P2")
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
 @pytest.mark.parametrize("role", ["holder", "waiter", "heir"])
 @on_servers
 @needs_scripts
-def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
-    place, make_proxy, spawn, role, action
-):
+def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(victims, place, role, action):
     """There is no moment between SETNX and EXPIRE, nor any other like it."""
-    kill_at_each_step(Victims(place, make_proxy(place.locks.server), spawn), place, role, action)
+    kill_at_each_step(victims, place, role, action)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
 @unscripted
-def test_04_nor_where_scripting_is_forbidden(place, make_proxy, spawn, action):
-    # There is no queue to wait in.
-    kill_at_each_step(
-        Victims(place, make_proxy(place.locks.server), spawn), place, "holder", action
-    )
+def test_04_nor_where_scripting_is_forbidden(victims, place, action):
+    kill_at_each_step(victims, place, "holder", action)  # There is no queue to wait in.
 
 
 def kill_at_each_step(victims, place, role, action):
@@ -264,8 +251,7 @@ def kill_at_each_step(victims, place, role, action):
 @on_servers
 @needs_scripts
 @pytest.mark.no_permit("the lock of another package has no permits")
-def test_04_a_naive_lock_does_not_stand_this_test(place, make_proxy, spawn):
-    victims = Victims(place, make_proxy(place.locks.server), spawn)
+def test_04_a_naive_lock_does_not_stand_this_test(victims, place):
     left = []
     for step in count():
         if (command := victims.kill_at(step, "naive", "hang_after")) is None:
@@ -273,9 +259,6 @@ def test_04_a_naive_lock_does_not_stand_this_test(place, make_proxy, spawn):
         left += [command.name for _ in place.locks.without_ttl()]
         place.lose_data()
     assert left == ["SETNX"]
-
-
-# --- 5 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("P3")
@@ -292,176 +275,50 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way, place):
         await way.ensure_held(lease, verify=True)
 
 
-@pytest.mark.proves("P3")
-@pytest.mark.waits
-@on_servers
-@both_ways
-async def test_05_a_late_release_leaves_the_next_owner_alone(way, place):
-    late = distributed_lock("lottery", ttl=2, renew=False)
-    assert await way.acquire(late)
-    await way.until(lambda: held.get("lottery") is None)
-    with held_by_other("lottery"):
-        with pytest.raises(LockLost):
-            await way.release(late)
-        assert held.get("lottery") is not None
-
-
-# --- 6 -------------------------------------------------------------------------------------------
-
-
-@both_ways
-async def test_06_ownership_is_checked_before_the_resource_is_touched(way, place):
-    written = []
-    with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
-        async with way.entered(distributed_lock("lottery")) as lease:
-            await way.ensure_held(lease, verify=True)
-            written.append("while it was ours")
-            place.lose_data()
-            with held_by_other("lottery"):
-                await way.ensure_held(lease, verify=True)
-                written.append("while it was somebody else's")
-    assert written == ["while it was ours"]
-
-
-# --- 7 -------------------------------------------------------------------------------------------
-
-
-@both_ways
-async def test_07_a_reentrant_lock_counts_its_holds(way, place):
-    lock = distributed_lock("lottery", reentrant=True)
-    for _ in range(3):
-        assert await way.acquire(lock)
-    for _ in range(3):
-        assert await way.locked(lock)
-        assert lock.lease.held
-        await way.release(lock)
-    assert lock.lease is None
-    assert not await way.locked(lock)
-    with pytest.raises(LockMisuse):
-        await way.release(lock)
-
-
-# --- 8 -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.waits
-@both_ways
-async def test_08_try_lock_with_a_wait_time_and_a_lease_time(way, place):
-    impatient = distributed_lock("lottery", wait=0.1, ttl=2, renew=False)
-    patient = distributed_lock("lottery", wait=HUNG, ttl=2, renew=False)
-    with held_by_other("lottery", ttl=5):
-        start = time.monotonic()
-        assert not await way.acquire(impatient)
-        assert 0.1 <= time.monotonic() - start < 5
-        assert await way.acquire(patient)
-    # The lease ends by itself.
-    await way.until(lambda: held.get("lottery") is None)
-    assert await way.acquire(distributed_lock("lottery", wait=0))
-
-
-# --- 9 -------------------------------------------------------------------------------------------
-
-
-def block_for_ever(ttl, max_hold):
-    """In a child: hold the lock, and never come back."""
-    with distributed_lock("lottery", ttl=ttl, max_hold=max_hold):
-        say("holding")
-        threading.Event().wait()
-
-
-def test_09_a_lease_is_renewed_automatically(locks, spawn):
-    spawn(block_for_ever, 6, None).read()
-    lock = distributed_lock("lottery", wait=7)
-    with pytest.raises(LockTimeout):
-        lock.__enter__()
-    seen = held.get("lottery")
-    assert seen.renewals >= 2
-
-
-def test_09_a_task_that_blocks_for_ever_does_not_hold_for_ever(locks, spawn):
-    start = time.monotonic()
-    child = spawn(block_for_ever, 4, 5)
-    child.read()
-    with distributed_lock("lottery", wait=HUNG):
-        assert time.monotonic() - start > 4.9
-    assert child.process.poll() is None
-
-
-# --- 10 ------------------------------------------------------------------------------------------
-
-
 def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(locks):
     limit, threads, cycles = 8, 64, 8
     locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
-    done = []
-    failed = []
 
-    def work(number):
-        name, fences = f"lottery:{number}", []
-        try:
-            for _ in range(cycles):
-                # Nobody else wants this name: any other answer is one to somebody else's question.
-                with distributed_lock(name, wait=0) as lease:
-                    lease.renew()
-                    seen = held.get(name)
-                    assert (seen.name, seen.id, seen.fence) == (name, lease.id, lease.fence)
-                    fences.append(lease.fence)
-            assert fences == sorted(set(fences))
-            done.append(number)
-        except BaseException as error:
-            failed.append(error)
+    def work(name):
+        fences = []
+        for _ in range(cycles):
+            # Nobody else wants this name: any other answer is one to somebody else's question.
+            with distributed_lock(name, wait=0) as lease:
+                lease.renew()
+                seen = held.get(name)
+                assert (seen.name, seen.id, seen.fence) == (name, lease.id, lease.fence)
+                fences.append(lease.fence)
+        assert fences == sorted(set(fences))
 
     def connections():
         return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
+    workers = [in_thread(partial(work, f"lottery:{number}")) for number in range(threads)]
     most = 0
-    while any(worker.is_alive() for worker in workers):
+    while not all(worker.done() for worker in workers):
         most = max(most, connections())
-    assert failed == []
-    assert sorted(done) == list(range(threads))
+    for worker in workers:
+        worker.result()
     assert 2 <= most <= limit
 
 
-def test_10_sleeping_waiters_do_not_starve_the_release_that_wakes_them(locks):
+def test_10_sleeping_waiters_starve_no_release_and_keep_nobody_from_a_free_lock(locks):
     limit = 6
-    locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
+    locks.configure(OPTIONS={"max_connections": limit})
     served = []
 
     def wait(number):
         with distributed_lock("lottery", wait=HUNG):
             served.append(number)
 
-    workers = [threading.Thread(target=wait, args=(number,)) for number in range(16)]
     with distributed_lock("lottery"):
-        for worker in workers:
-            worker.start()
+        workers = [in_thread(partial(wait, number)) for number in range(16)]
         # So many can sleep at once; the others wait for a connection.
-        wait_until(lambda: waiters("lottery") >= limit - 3)
-    for worker in workers:
-        worker.join(HUNG)
-    assert sorted(served) == list(range(16))
-
-
-def test_10_waiters_do_not_keep_others_from_a_lock_that_is_free(locks):
-    limit = 6
-    locks.configure(OPTIONS={"max_connections": limit})
-
-    def wait():
-        with distributed_lock("lottery", wait=HUNG):
-            pass
-
-    workers = [threading.Thread(target=wait) for _ in range(limit * 2)]
-    with held_by_other("lottery", ttl=60):
-        for worker in workers:
-            worker.start()
         wait_until(lambda: waiters("lottery") >= limit - 3)
         with distributed_lock("tombola", wait=2) as lease:
             assert lease.held
-        with pytest.raises(LockTimeout):  # Busy, which is not unavailable.
-            distributed_lock("lottery", wait=0.2).__enter__()
+        # Busy, which is not unavailable.
+        assert in_thread(distributed_lock("lottery", wait=0.2).acquire).result(HUNG) is False
     for worker in workers:
-        worker.join(HUNG)
-        assert not worker.is_alive()
+        worker.result(HUNG)
+    assert sorted(served) == list(range(16))
