@@ -30,7 +30,7 @@ HEAVY = $(addprefix tests/,demo interleavings jepsen operations/browser samples 
 	celery/test_naive.py celery/test_topologies.py operations/test_prometheus.py package/test_site.py)
 # So do these, but no clock disturbs them: they may get what other commands leave of a processor.
 COMPUTING = $(addprefix tests/,mutants simulation package/test_packaging.py \
-	package/test_public_api.py rules/test_model.py)
+	package/test_public_api.py)
 
 # Whatever the environment says: the tests and the demo start many Pythons, each of which would
 # compile the package anew.
@@ -75,7 +75,7 @@ test-heavy: $(VENV)/test ## Run the tests that keep a processor busy: demo, brow
 	@exec $(PYTEST) $(HEAVY) $(ARGS)
 
 test-computing: JOBS = 2
-test-computing: $(VENV)/test ## Run the tests that compute: the model, the simulation, mutants, types, packages
+test-computing: $(VENV)/test ## Run the tests that compute: the simulation, mutants, types, packages
 	@exec $(PYTEST) $(COMPUTING) $(ARGS)
 
 neighbours: JOBS = 4

@@ -54,8 +54,7 @@ def of_rules(*names):
 
 # In memory and on servers, tests mostly wait.
 IN_MEMORY = of("contract", marked="not waits", processes=12)
-MODEL = Tests(("tests/rules/test_model.py",))
-OF_RULES = of("rules", only="not test_model")
+OF_RULES = of("rules", only="test")
 ON_SERVERS = of("contract", "faults", only="not memory", processes=8)
 ON_ONE_SERVER = of("contract", only="redis or unscripted", marked="not waits", processes=2)
 OF_SETTINGS = of("contract/test_conf", "operations/test_checks", only="test")
@@ -87,13 +86,13 @@ SCRIPTS_OF_TASKS += ("calls", "count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
     "rules/[ao]*.py": of_rules("options", "limit", "contract/test_arguments"),
-    "rules/f*.py": (*of_rules("forms", "flows"), MODEL),
-    "rules/lease_state.py": (*of_rules("lease_state", "flows"), MODEL),
+    "rules/f*.py": of_rules("forms", "flows"),
+    "rules/lease_state.py": of_rules("lease_state", "flows"),
     "rules/[kn]*.py": of_rules("names"),
     "rules/circles.py": of_rules("circles"),
     "rules/*.py": of_rules("flows", "replies", "stored", "steps", "together"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
-    "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
+    "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, OF_TASKS, ON_SERVERS),
     "backends/redis/checking.py": (OF_SETTINGS, ON_ONE_SERVER),
     "backends/redis/without_scripts.py": (WITHOUT_SCRIPTS, ON_ONE_SERVER),
     "backends/redis/*.py": (ON_ONE_SERVER, OF_CONNECTIONS, ON_SERVERS),

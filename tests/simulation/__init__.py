@@ -11,6 +11,7 @@ same seed tells the same story to the letter.
 * client.py: what wants locks in it.
 * plan.py: what clients do and what goes wrong, as a list of steps that a seed decides.
 * world.py: carries out a plan.
+* commands.py: what no command may do to a lock.
 * promises.py: what must not be, looked for after every event.
 * shrinking.py: the fewest steps of a plan that still break the promise.
 * controls.py: variants with one rule left out. The simulation must find what each breaks.

@@ -24,8 +24,7 @@ from django_redislock.rules.lease_state import token_of
 from django_redislock.rules.options import REPLACED_WITHIN, operation_timeout
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Call
-from tests.rules.model.promises import Violation, belongs, check_command, check_end
-from tests.rules.model.server import Kept
+from tests.simulation.commands import Kept, Violation, belongs, check_command, check_end
 from tests.simulation.plan import Setup, Work
 from tests.simulation.process import CALM_AFTER, Process
 from tests.simulation.server import Server

@@ -5,8 +5,8 @@ import hashlib
 from django_redislock.backends.memory.interpreter import Interpreter, ReplyError
 from django_redislock.rules.keys import fence_key, index_key, lock_keys, ran_index_key
 from django_redislock.rules.scripts import Script
-from tests.rules.model.promises import Violation
-from tests.rules.model.server import Kept, Lease, writing
+from tests.simulation.commands import Kept, Lease, Violation
+from tests.support.keyspace import writing
 
 PREFIX = "simulated"
 EPOCH = 1_700_000_000  # What its clock shows at the beginning, in seconds.
@@ -72,7 +72,7 @@ class Server:
             Lease(value, ms + left if left >= 0 else None) if value else None
             for value, left in zip(found[::2], found[1::2], strict=True)
         )
-        return Kept((), leases, tuple(token.decode() for token in queue[::2]))
+        return Kept(leases, tuple(token.decode() for token in queue[::2]))
 
     def starts(self, name):
         """The starts under a rate, by token: when each is over (us), and if it is waited for."""

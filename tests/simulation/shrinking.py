@@ -6,7 +6,7 @@ happens, and a plan is a list of steps that may be left out.
 
 import time
 
-from tests.rules.model.promises import Violation
+from tests.simulation.commands import Violation
 
 LONGEST = 60.0  # Seconds of processor time.
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests import ROOT
-from tests.simulation.controls import CONTROLS, SHIPPED
+from tests.simulation.controls import CONTROLS, SHIPPED, instead
 from tests.simulation.network import Network
 from tests.simulation.plan import NEWEST, plan_of
 from tests.simulation.process import Process
@@ -69,6 +69,11 @@ def test_the_simulation_finds_what_breaks_when(title):
     if control.is_variant:  # What breaks does so because of it.
         shipped = [broken(SHIPPED.world(plan_of(seed, control.bounds))) for seed in control.seeds]
         assert not any(shipped)
+
+
+def test_a_rule_cannot_be_left_out_where_it_does_not_stand():
+    with pytest.raises(AssertionError, match="No script says 'if false then' any more"):
+        instead("if false then", "if true then")
 
 
 def test_a_broken_promise_is_told_by_the_fewest_steps():

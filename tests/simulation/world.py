@@ -15,8 +15,8 @@ from django_redislock.backends import watchdog
 from django_redislock.backends.registry import backends
 from django_redislock.jobs import replaced
 from django_redislock.rules import flows, forms
-from tests.rules.model.promises import Violation
 from tests.simulation.client import Client
+from tests.simulation.commands import Violation
 from tests.simulation.network import Network, Trouble
 from tests.simulation.plan import TROUBLES, Work
 from tests.simulation.process import SimulatedBackend

@@ -3,7 +3,6 @@
 from django_redislock.backends.memory.interpreter import Interpreter
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
-from tests.rules.model.server import writing
 
 KEYS = lock_keys("test", "lottery")
 TTL = 10_000  # ms
@@ -148,6 +147,24 @@ class Keyspace:
         """The fields of a hash."""
         found = iter(self.do("HGETALL", key))
         return dict(zip(found, found, strict=True))
+
+
+def writing(key):
+    """Those that write a key, while the clock of the server is at 0."""
+    name, content = key.name, key.content
+    match key.kind:
+        case b"string":
+            yield "SET", name, content
+        case b"list":
+            yield "RPUSH", name, *content
+        case b"hash":
+            for field, value in zip(content[::2], content[1::2], strict=True):
+                yield "HSET", name, field, value
+        case b"zset":
+            for member, score in zip(content[::2], content[1::2], strict=True):
+                yield "ZADD", name, score, member
+    if key.ends is not None:
+        yield "PEXPIRE", name, key.ends
 
 
 def value(who, state="hr00000", *, fence, since, ttl=TTL, confirm_by=0, channel=""):

@@ -1,4 +1,6 @@
-"""What no command may do to a lock, whoever sends it, and however late."""
+"""What the server keeps of a lock, and what no command may do to that, however late."""
+
+from typing import NamedTuple
 
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import CONFIRM_WITHIN
@@ -8,6 +10,50 @@ CONFIRM_WITHIN_MS = int(CONFIRM_WITHIN * 1000)
 
 class Violation(Exception):
     """A promise was broken."""
+
+
+class Lease(NamedTuple):
+    """The value of the lock key, see lua/_lease.lua, and when the key expires."""
+
+    value: bytes
+    ends: int | None  # ms
+
+    @property
+    def token(self):
+        return self.value[:32].decode()
+
+    @property
+    def id(self):
+        return self.value[39:55].decode()
+
+    @property
+    def is_pause(self):
+        return self.value.startswith(b"hold")
+
+    @property
+    def is_unconfirmed(self):
+        return self.value[32:33] == b"c"
+
+    @property
+    def waits_for_baton(self):
+        """Whether whoever has the baton may take it up."""
+        return self.is_unconfirmed and self.value.split(b"|")[5] == b"baton:"
+
+    @property
+    def fence(self):
+        return int(self.value.split(b"|")[1])
+
+    @property
+    def confirm_by(self):
+        """Until when it can be confirmed, in ms; 0 if nobody has to."""
+        return int(self.value.split(b"|")[4])
+
+
+class Kept(NamedTuple):
+    """All that the server keeps of a lock at one moment."""
+
+    leases: tuple[Lease | None, ...]  # Of each permit, from the first on.
+    queue: tuple[str, ...]  # Tokens of the waiters.
 
 
 def belongs(lease, token):
