@@ -68,19 +68,15 @@ def test_it_is_of_the_first_permit_unless_that_is_said():
 
 
 @pytest.mark.proves("R2")
-def test_r2_a_renewal_counts_from_when_it_was_sent():
+def test_r2_a_renewal_counts_from_when_it_was_sent_unless_a_later_one_has_overtaken_it():
     one = state()
     is_renewed(one, sent=3.0, now=5.0)
     assert one.deadline == one.ends == 3.0 + END
     assert one.renewals == 1
-
-
-def test_an_answer_that_a_later_one_has_overtaken_shortens_nothing():
-    one = state()
-    early = one.renewal(2.0)
-    is_renewed(one, sent=4.0)
-    one.answered(early, Answer(b"renewed", 2.0, 5.0), 5.0)
-    assert one.deadline == 4.0 + END
+    early = one.renewal(4.0)
+    is_renewed(one, sent=6.0)
+    one.answered(early, Answer(b"renewed", 4.0, 7.0), 7.0)
+    assert one.deadline == 6.0 + END
 
 
 def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end():
@@ -92,35 +88,30 @@ def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end():
     assert one.may_be_held(END - 0.001)
     assert one.loss_reason(2.0) is None
     assert one.loss_reason(END) == "expired"
-
-
-def test_an_answer_confirms_a_hand_over_also_after_its_claim():
-    one = claimed()
-    is_renewed(one, sent=4.0)
+    is_renewed(one, sent=4.0)  # An answer confirms it also after its claim.
     assert not one.is_unconfirmed
     assert one.is_held(5.0)
 
 
 @pytest.mark.parametrize(
-    ("word", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
+    ("word", "now", "reason"),
+    [
+        (b"gone", 3.0, "expired"),
+        (b"taken", 3.0, "taken"),
+        (b"forced", 3.0, "forced"),
+        pytest.param(b"renewed", END, "expired", marks=pytest.mark.proves("R3")),  # Too late.
+    ],
 )
-def test_what_the_server_says_is_why_it_is_lost(word, reason):
+def test_r3_what_the_server_says_or_that_it_says_it_too_late_is_why_it_is_lost(word, now, reason):
     one = state()
     with pytest.raises(LockLost, match="'lottery'") as raised:
-        is_renewed(one, sent=3.0, word=word)
+        is_renewed(one, sent=3.0, word=word, now=now)
     assert raised.value.reason == reason
-
-
-@pytest.mark.proves("R3")
-def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back():
-    one = state()
-    with pytest.raises(LockLost):
-        is_renewed(one, sent=3.0, now=END)
     assert not one.is_held(END)
     assert one.renewals == 0
 
 
-def test_lost_stays_lost_whatever_is_answered_later():
+def test_lost_stays_lost_whatever_is_answered_later_and_is_not_renewed():
     one = state()
     renewal = one.renewal(3.0)
     assert one.lose("forced")
@@ -128,6 +119,10 @@ def test_lost_stays_lost_whatever_is_answered_later():
         one.answered(renewal, Answer(b"renewed", 3.0, 3.1), 3.1)
     assert raised.value.reason == "forced"
     assert not one.is_held(3.2)
+    with pytest.raises(LockLost):
+        one.renewal(1.0)
+    one.unnest()  # Nor does its end hide that it was lost before.
+    assert (one.is_lost, one.loss_reason(1.0)) == (True, "forced")
 
 
 def test_a_loss_is_told_to_one_caller_only():
@@ -164,77 +159,54 @@ def test_the_shortest_lease_is_renewed_when_the_watchdog_looks_at_it():
         assert state(ttl=SHORTEST_TTL, deadline=end, ends=end).renewal_due(due) is not None
 
 
-def test_p5_ending_it_does_not_hide_that_it_was_lost_before():
-    one = state()
-    one.lose("forced")
-    one.unnest()
-    assert (one.is_lost, one.loss_reason(1.0)) == (True, "forced")
-
-
 def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends():
     one = state()
     assert one.unanswered()
     assert not one.unanswered()  # Only the first of them is news.
     assert one.is_held(END - 0.001)
     assert one.loss_reason(END) == "unreachable"
-
-
-def test_one_answer_makes_up_for_what_was_not_answered():
-    one = state()
-    one.unanswered()
-    is_renewed(one, sent=5.0)
+    is_renewed(one, sent=5.0)  # One answer makes up for that.
     assert one.loss_reason(5.0 + END) == "expired"
 
 
-def test_the_last_renewal_is_shortened_to_end_at_max_hold():
-    one = state(hold_until=12.0)
-    assert one.renewal(3.0).ttl == 9.0
-    assert not one.renewal(3.0).renews
-    one = state(hold_until=5.0)
-    assert one.renewal(4.5).ttl == 0.5
+@pytest.mark.parametrize(("hold_until", "at", "ttl"), [(12.0, 3.0, 9.0), (5.0, 4.5, 0.5)])
+def test_the_last_renewal_is_shortened_to_end_at_max_hold(hold_until, at, ttl):
+    one = state(hold_until=hold_until)
+    assert one.renewal(at).ttl == ttl
+    assert not one.renewal(at).renews
     with pytest.raises(LockLost):
-        one.renewal(5.0)
+        one.renewal(hold_until)
 
 
-def test_what_is_lost_is_not_renewed():
-    one = state()
-    one.lose("forced")
-    with pytest.raises(LockLost):
-        one.renewal(1.0)
+@pytest.mark.parametrize(
+    ("fields", "at", "is_due"),
+    [
+        ({"hold_until": TTL}, WORTH_RENEWING / 2, False),  # It would hardly lengthen it.
+        ({"deadline": END - WORTH_RENEWING}, 0.0, True),
+        ({"deadline": END - WORTH_RENEWING, "ends": END - WORTH_RENEWING}, 0.0, True),
+        (
+            {"deadline": END - WORTH_RENEWING, "ends": END - WORTH_RENEWING},
+            -WORTH_RENEWING / 2,
+            False,
+        ),
+        # A little late for max_hold.
+        ({"hold_until": END - 1}, END - 1, False),
+        ({"hold_until": END - 1}, END - 0.5, False),
+        ({"auto_renew": False}, 3.0, False),
+    ],
+)
+def test_a_renewal_is_due_if_it_lengthens_the_lease_just_enough(fields, at, is_due):
+    one = state(**fields)
+    assert (one.renewal_due(at) is not None) is is_due
+    assert one.is_held(at)
 
 
-def test_a_renewal_that_would_hardly_lengthen_it_is_not_due():
-    one = state(hold_until=TTL)
-    assert one.renewal_due(WORTH_RENEWING / 2) is None
-    assert one.renewal(1.0).ttl == 9.0  # By hand it is sent all the same.
-
-
-def test_a_renewal_that_lengthens_it_just_enough_is_due():
-    assert state(deadline=END - WORTH_RENEWING, ends=END).renewal_due(0.0) is not None
-    one = state(deadline=END - WORTH_RENEWING, ends=END - WORTH_RENEWING)
-    assert one.renewal_due(0.0) is not None
-    assert one.renewal_due(-WORTH_RENEWING / 2) is None
-
-
-def test_a_renewal_that_comes_a_little_late_for_max_hold_loses_nothing():
-    one = state(hold_until=END - 1)
-    assert one.renewal_due(END - 1) is None
-    assert one.renewal_due(END - 0.5) is None
-    assert one.is_held(END - 0.5)
-
-
-def test_without_renewal_only_a_hand_over_is_confirmed():
-    assert state(auto_renew=False).renewal_due(3.0) is None
-    confirmation = claimed(auto_renew=False).renewal_due(0.5)
-    assert (confirmation.renewals, confirmation.renews) == (0, False)
+def test_without_renewal_only_a_hand_over_is_confirmed_which_does_not_count():
     late = claimed(auto_renew=False).renewal_due(1.0)  # The server notes until when it lasts now.
     assert (late.renewals, late.renews) == (1, False)
-
-
-def test_a_confirmation_is_not_counted_as_a_renewal():
     one = claimed(auto_renew=False)
     confirmation = one.renewal_due(0.5)
-    assert confirmation is not None
+    assert (confirmation.renewals, confirmation.renews) == (0, False)
     one.answered(confirmation, Answer(b"renewed", 0.5, 0.6), 0.6)
     assert (one.is_unconfirmed, one.renewals) == (False, 0)
 
@@ -267,13 +239,21 @@ def test_a_renewal_that_is_sent_late_outlasts_no_max_hold():
     assert one.deadline == one.ends == 12.0 - drift(6.0)
 
 
-def test_an_error_names_the_setting_that_was_over():
-    assert "renew is False" in state(auto_renew=False).loss(END).over
-    assert "its max_hold of 10 s" in state(hold_until=TTL).loss(END).over
-    until = END + drift(TTL) + WORTH_RENEWING  # A renewal would not have been worth it.
-    assert "its max_hold of 10.0156 s" in state(hold_until=until).loss(END).over
-    assert state(hold_until=until + 0.001).loss(END).over == ""
-    assert state().loss(1.0).over == ""
+UNTIL = END + drift(TTL) + WORTH_RENEWING  # A renewal would not have been worth it.
+
+
+@pytest.mark.parametrize(
+    ("fields", "at", "over"),
+    [
+        ({"auto_renew": False}, END, "renew is False, and its ttl of 10 s was over"),
+        ({"hold_until": TTL}, END, "its max_hold of 10 s was over"),
+        ({"hold_until": UNTIL}, END, "its max_hold of 10.0156 s was over"),
+        ({"hold_until": UNTIL + 0.001}, END, ""),
+        ({}, 1.0, ""),
+    ],
+)
+def test_an_error_names_the_setting_that_was_over(fields, at, over):
+    assert state(**fields).loss(at).over == over
 
 
 def test_an_error_tells_a_release_from_a_loss_before_it():
@@ -290,9 +270,6 @@ def test_it_is_ended_with_the_last_of_its_acquires():
     assert (one.unnest(), one.is_ended) == (1, False)
     assert (one.unnest(), one.is_ended) == (0, True)
     assert one.caller is me
-
-
-def test_it_is_a_runs_if_that_is_said_at_its_making():
     assert [state().is_of_run, state(is_of_run=True).is_of_run] == [False, True]
 
 
@@ -327,25 +304,22 @@ def test_r3_a_try_is_granted_until_its_end_and_only_before_it():
     assert granted_by([b"busy"], 1.0, 3.9, certain=3.0) is None
 
 
-def test_a_holder_that_has_gone_without_a_release_is_news_once():
-    gone = Holder()
-    one = state(holder=ref(gone))
+class Task(Holder):
+    is_done = False
+
+    def done(self):
+        return self.is_done
+
+
+@pytest.mark.parametrize("how", ["is gone", "is done though something refers to it"])
+def test_a_holder_that_ends_without_a_release_is_news_once(how):
+    holder = Task()
+    one = state(holder=ref(holder))
     assert not one.newly_abandoned()
-    del gone
-    assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
-
-
-def test_so_is_one_that_is_done_though_something_refers_to_it():
-    class Task(Holder):
-        is_done = False
-
-        def done(self):
-            return self.is_done
-
-    task = Task()
-    one = state(holder=ref(task))
-    assert not one.newly_abandoned()
-    task.is_done = True
+    if how == "is gone":
+        del holder
+    else:
+        holder.is_done = True
     assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
 
 
@@ -434,33 +408,21 @@ def test_an_answer_that_was_taken_in_during_begin_outlasts_no_max_hold():
     assert one.deadline <= one.ends
 
 
-def test_the_watchdog_is_called_when_less_than_half_of_it_is_left():
+@pytest.mark.parametrize(
+    ("at", "max_silence", "is_called"),
+    [
+        # Half of the shorter one counts, of ttl and max_silence.
+        *((4.0, 60.0, False), (4.1, 60.0, True), (4.1, 4.0, False)),
+        *((5.9, 4.0, False), (6.1, 4.0, True)),
+        (8.0, 60.0, False),  # It is lost already.
+    ],
+)
+def test_who_says_that_it_goes_on_calls_the_watchdog_when_less_than_half_is_left(
+    at, max_silence, is_called
+):
     one = state(ttl=8.0, deadline=8.0, ends=8.0)
-    assert [one.allow_silence(now, 60.0) for now in (4.0, 4.1)] == [False, True]
-    assert not one.allow_silence(4.1, 4.0)  # Half of max_silence is enough.
-
-
-def test_half_of_the_shorter_one_counts_of_ttl_and_max_silence():
-    one = state(ttl=8.0, deadline=8.0, ends=8.0)
-    assert [one.allow_silence(now, 4.0) for now in (5.9, 6.1)] == [False, True]
-
-
-@pytest.mark.parametrize(("left", "is_renewed"), [(0.0, False), (0.5, True)])
-def test_a_lease_is_renewed_while_its_max_hold_is_not_over(left, is_renewed):
-    one = state(hold_until=3.0)
-    if is_renewed:
-        assert one.renewal(3.0 - left).ttl == left
-    else:
-        with pytest.raises(LockLost):
-            one.renewal(3.0 - left)
-    with pytest.raises(LockLost):
-        state().renewal(END)
-
-
-def test_who_says_too_late_that_it_goes_on_has_lost_it():
-    one = state(hold_until=END)
-    assert not one.allow_silence(END, 60.0)
-    assert one.loss_reason(END) == "expired"
+    assert one.allow_silence(at, max_silence) is is_called
+    assert one.loss_reason(at) == ("expired" if at == 8.0 else None)
 
 
 def test_the_watchdog_is_not_called_while_it_tries_to_renew_already():
