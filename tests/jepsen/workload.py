@@ -50,11 +50,7 @@ def of_pottery():
         yield
 
 
-LOCKS = {
-    "ours": ours,
-    "redis-py": of_redis_py,
-    "pottery": of_pottery,
-}
+LOCKS = {"ours": ours, "redis-py": of_redis_py, "pottery": of_pottery}
 
 
 def _clients():

@@ -378,12 +378,7 @@ def test_trying_once_resends_once_then_undoes_and_says_unavailable():
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize(
     "says",
-    [
-        BUSY,
-        [b"own", 9000, VALUE, 9000],
-        [b"done", b"9000|web-2:11", 9500],
-        [b"finished", b"500"],
-    ],
+    [BUSY, [b"own", 9000, VALUE, 9000], [b"done", b"9000|web-2:11", 9500], [b"finished", b"500"]],
     ids=lambda says: says[0].decode(),
 )
 def test_r4_a_try_that_was_not_answered_is_undone_if_a_later_one_is_granted_nothing(says):

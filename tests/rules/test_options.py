@@ -6,12 +6,7 @@ import pytest
 
 from django_redislock.conf import Conf
 from django_redislock.options import lock_options
-from django_redislock.rules.options import (
-    Options,
-    Terms,
-    operation_timeout,
-    terms_of,
-)
+from django_redislock.rules.options import Options, Terms, operation_timeout, terms_of
 
 
 def test_what_is_not_given_is_left_to_the_settings():

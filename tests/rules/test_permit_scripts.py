@@ -36,6 +36,18 @@ def wait(server, waiters, limit=2):
         server.advance(1)
 
 
+def drop(server, *numbers):
+    """Let these permits have ended without a word."""
+    for number in numbers:
+        server.do("DEL", KEYS.of_permit(number).lock)
+
+
+def asks(server, who, mode="queue", limit=2, **more):
+    """Which permit somebody is granted; if none is, how the server calls that."""
+    answer = server.acquire(who, mode, limit=limit, **more)
+    return answer.split()[1] if isinstance(answer, str) else answer[0]
+
+
 def heard(server):
     """Who was rung, and the first word of what each heard."""
     return [f"{channel[5]} {words.split()[0]}" for channel, words in server.rung]
@@ -58,11 +70,6 @@ def test_the_permits_are_given_out_from_the_first_on(server):
     assert server.scores(KEYS.held).keys() == {KEYS.of_permit(n).lock for n in (1, 2, 3)}
     assert server.acquire("d", limit=3)[:2] == ["busy", TTL]
     assert server.holders(4) == "abc."
-
-
-def test_a_permit_that_was_given_back_is_given_out_again(server):
-    for who in "abc":
-        server.acquire(who, limit=3)
     assert server.release("b", 2) == "released"
     assert server.holders(3) == "a.c"
     assert server.acquire("d", limit=3).split()[1] == "2"
@@ -95,17 +102,17 @@ def test_of_permits_that_end_at_the_same_time_the_first_is_told(server):
 
 
 def test_each_permit_has_a_timeline_of_its_own(full):
-    def past(number):
-        entries = full.do("LRANGE", KEYS.of_permit(number).past, 0, -1)
-        return [entry.rpartition("|")[2] for entry in entries]
+    def past():
+        lists = (full.do("LRANGE", KEYS.of_permit(number).past, 0, -1) for number in (1, 2))
+        return [[entry.rpartition("|")[2] for entry in entries] for entries in lists]
 
     full.advance(1500)
     assert full.acquire("c", limit=2)[0] == "busy"  # It meets the one that ends first.
-    assert (past(1), past(2)) == ([], ["by-b"])
+    assert past() == [[], ["by-b"]]
     full.release("b", 2)
     full.acquire("d", limit=2)
     assert full.acquire("c", limit=2)[0] == "busy"
-    assert (past(1), past(2)) == (["by-a"], ["by-b"])
+    assert past() == [["by-a"], ["by-b"]]
 
 
 def test_a_permit_that_never_ends_takes_a_place_and_no_more(full):
@@ -141,7 +148,7 @@ def test_a_waiter_is_told_the_soonest_end(full):
 def test_a_permit_that_has_ended_by_itself_goes_to_the_first_waiter(full):
     wait(full, "cd")
     full.advance(TTL // 2)
-    assert full.acquire("e", "queue", limit=2)[0] == "queued"
+    assert asks(full, "e") == "queued"
     assert (full.holders(2), full.queue) == ("ac", "de")
     assert full.acquire("d", "queue", limit=2)[2] == CONFIRM  # "c" may not confirm.
 
@@ -149,28 +156,26 @@ def test_a_permit_that_has_ended_by_itself_goes_to_the_first_waiter(full):
 @pytest.mark.proves("P6")
 def test_a_look_hands_out_all_permits_that_are_free(full):
     wait(full, "cde")
-    for number in (1, 2):
-        full.do("DEL", KEYS.of_permit(number).lock)
-    assert full.acquire("e", "queue", limit=2)[0] == "queued"
+    drop(full, 1, 2)
+    assert asks(full, "e") == "queued"
     assert (full.holders(2), full.queue) == ("cd", "e")
 
 
 @pytest.mark.proves("P6")
 def test_whoever_takes_the_first_of_several_has_the_next_waiter_look(full):
     wait(full, "cd")
-    for number in (1, 2):
-        full.do("DEL", KEYS.of_permit(number).lock)
-    assert full.acquire("c", "queue", limit=2).split()[1] == "1"
+    drop(full, 1, 2)
+    assert asks(full, "c") == "1"
     assert full.rung == [(bell("d"), f"look {lease_id('d')} 0")]
-    assert full.acquire("d", "queue", limit=2).split()[1] == "2"
+    assert asks(full, "d") == "2"
     assert full.queue == ""
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_whoever_takes_the_only_one_that_is_free_wakes_nobody(full, number):
     wait(full, "cd")
-    full.do("DEL", KEYS.of_permit(number).lock)
-    assert full.acquire("c", "queue", limit=2).split()[1] == str(number)
+    drop(full, number)
+    assert asks(full, "c") == str(number)
     assert full.rung == []
 
 
@@ -185,9 +190,8 @@ def test_the_dead_are_passed_over(full):
 @pytest.mark.parametrize("free", ["1", "2", "12"])
 def test_a_waiter_that_looks_behind_a_dead_one_has_one_permit(full, free):
     wait(full, "fcd")
-    for number in map(int, free):
-        full.do("DEL", KEYS.of_permit(number).lock)
-    assert full.acquire("c", "queue", limit=2).split()[1] == free[0]
+    drop(full, *map(int, free))
+    assert asks(full, "c") == free[0]
     assert full.holders(2) == {"1": "cb", "2": "ac", "12": "c."}[free]
     assert full.queue == "d"
     assert heard(full) == (["d look"] if len(free) > 1 else [])
@@ -197,7 +201,7 @@ def test_a_waiter_that_does_not_confirm_gives_its_permit_to_the_next(full):
     wait(full, "cd")
     full.release("b", 2)
     full.advance(CONFIRM)
-    assert full.acquire("d", "queue", limit=2).split()[1] == "2"
+    assert asks(full, "d") == "2"
     assert full.holders(2) == "ad"
 
 
@@ -208,10 +212,10 @@ def test_nobody_passes_a_first_waiter_with_a_lower_limit(full):
     full.release("b", 2)
     assert (full.holders(2), full.queue) == ("a.", "cd")
     assert full.acquire("e", limit=2)[0] == "busy"
-    assert full.acquire("d", "queue", limit=2)[0] == "queued"
+    assert asks(full, "d") == "queued"
     full.release("a")
     assert full.holders(2) == "c."
-    assert full.acquire("d", "queue", limit=2).split()[1] == "2"
+    assert asks(full, "d") == "2"
 
 
 def test_a_dead_first_waiter_with_a_lower_limit_keeps_nothing_from_others(full):
@@ -226,7 +230,7 @@ def test_a_dead_first_waiter_with_a_lower_limit_keeps_nothing_from_others(full):
 def test_what_is_not_ours_in_the_queue_keeps_nothing_from_others(full, strange):
     wait(full, "c")
     full.do("ZADD", KEYS.queue, 1, strange)
-    full.do("DEL", SECOND.lock)
+    drop(full, 2)
     assert full.acquire("d", limit=2)[0] == "busy"
     assert (full.holders(2), full.queue) == ("ac", "")
 
@@ -282,7 +286,7 @@ def test_a_hold_keeps_all_permits_from_everybody(server):
     assert server.holders(2) == "f."
     server.run(scripts.RESUME)
     assert (server.holders(2), heard(server)) == ("a.", ["a granted", "b look"])
-    assert server.acquire("b", "queue", limit=2).split()[1] == "2"
+    assert asks(server, "b") == "2"
 
 
 def test_a_permit_that_is_released_during_a_hold_goes_to_nobody(full):
@@ -297,7 +301,7 @@ def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full):
     wait(full, "c")
     assert full.pause("f")[0] == "queued"
     full.release("b", 2)
-    assert full.acquire("c", "queue", limit=2)[0] == "queued"
+    assert asks(full, "c") == "queued"
     assert full.holders(2) == "a."
     full.release("a")
     assert full.holders(2) == "f."
@@ -310,7 +314,7 @@ def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(ful
     del full.rung[:]
     assert full.run(scripts.RESUME) == "by-f"
     assert full.rung == [(bell("c"), f"look {lease_id('c')} 0")]
-    assert full.acquire("c", "queue", limit=2).split()[1] == "2"
+    assert asks(full, "c") == "2"
 
 
 def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full):
@@ -320,19 +324,16 @@ def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full):
     full.advance(999)
     assert full.acquire("c", "queue", limit=2)[2] == 1
     full.advance(1)
-    assert full.acquire("c", "queue", limit=2).split()[1] == "2"
+    assert asks(full, "c") == "2"
 
 
-def test_a_waiter_that_sleeps_is_told_of_a_hold_before_it(full):
-    wait(full, "c")
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_waiter_that_sleeps_is_told_of_a_hold_before_it_unless_it_wants_the_only_permit(
+    full, limit
+):
+    wait(full, "c", limit=limit)
     full.pause("f", lasts=1000)
-    assert full.rung == [(bell("c"), f"look {lease_id('c')} 1000")]
-
-
-def test_a_waiter_for_the_only_permit_is_told_nothing_of_a_hold(full):
-    wait(full, "c", limit=1)
-    full.pause("f", lasts=1000)
-    assert not full.rung
+    assert full.rung == ([(bell("c"), f"look {lease_id('c')} 1000")] if limit == 2 else [])
 
 
 def test_a_hold_that_outlasts_the_lease_before_it_is_not_what_a_waiter_is_told(full):

@@ -105,13 +105,6 @@ def test_a_waiter_whose_wait_would_end_before_takes_no_start(server):
     assert server.start("c", "queue", patience=1000)[0] == "queued"
 
 
-def test_a_last_look_gives_up_what_is_not_due(server):
-    server.start("a")
-    server.start("b", "queue")
-    assert left(server.start("b", "last")) == 1000
-    assert left(server.start("c", "queue")) == 1000
-
-
 def three_wait(server):
     """Half a second after a start, three wait for theirs."""
     server.start("a")
@@ -121,30 +114,23 @@ def three_wait(server):
     server.advance(500)
 
 
-@pytest.mark.parametrize("answer", ["early", "own"])
-def test_behind_a_waiter_that_gives_up_all_are_due_earlier_and_are_rung(server, answer):
-    three_wait(server)
-    if answer == "own":  # Nobody starts during a pause, so whoever comes then waits no longer.
-        server.pause("o", lasts=100)
-    assert server.start("b", "last" if answer == "early" else "queue")[0] == answer
-    assert [words for _, words in server.rung] == [
-        f"look {lease_id('c')} 500",
-        f"look {lease_id('d')} 1500",
-    ]
-    server.advance(101)
-    assert [left(server.start(who, "queue")) for who in "cd"] == [399, 1399]
-    assert left(server.start("x")) == 2399
-
-
 @pytest.mark.parametrize("leaver", ["b", "c", "d"])
-def test_behind_a_waiter_that_leaves_all_are_due_earlier_and_are_rung(server, leaver):
+@pytest.mark.parametrize("how", ["leaves", "gives up", "comes during a pause"])
+def test_behind_a_waiter_that_is_gone_all_are_due_earlier_and_are_rung(server, leaver, how):
     three_wait(server)
-    assert server.give_back_start(leaver) == 1
+    if how == "leaves":
+        assert server.give_back_start(leaver) == 1
+    elif how == "gives up":
+        assert server.start(leaver, "last")[0] == "early"
+    else:  # Nobody starts during a pause, so whoever comes then waits no longer.
+        server.pause("o", lasts=100)
+        assert server.start(leaver, "queue")[0] == "own"
     others = [who for who in "bcd" if who != leaver]
-    assert [left(server.start(who, "queue")) for who in others] == [500, 1500]
     rung = [f"look {lease_id(who)} {500 + 1000 * at}" for at, who in enumerate(others)]
     assert [words for _, words in server.rung] == rung["bcd".index(leaver) :]
-    assert left(server.start("x")) == 2500
+    server.advance(101)
+    assert [left(server.start(who, "queue")) for who in others] == [399, 1399]
+    assert left(server.start("x")) == 2399
 
 
 def test_a_start_that_was_given_back_can_be_had_again_at_once(server):
@@ -329,32 +315,24 @@ class Clients:
             assert self.jumps or who in self.started, "its start was due, and it has none"
         self.wait(max(until - self.now, 0))
 
-    def check(self):
-        """In any time there are no more starts than the rate and its burst."""
-        times = [at for at, _ in sorted(self.starts)]
-        for first, begin in enumerate(times):
-            for last, end in enumerate(times[first:], 1):
-                assert last <= self.burst + (end - begin) / self.every
-
 
 @pytest.mark.parametrize("seed", range(60))
-def test_in_any_time_there_are_no_more_starts_than_the_rate_and_its_burst(server, seed):
-    clients = Clients(server, seed)
+@pytest.mark.parametrize("jumps", [False, True], ids=["clock goes on", "clock is set back"])
+def test_in_any_time_there_are_no_more_starts_than_the_rate_and_its_burst(server, seed, jumps):
+    clients = Clients(server, seed, jumps=jumps)
     for _ in range(300):
         clients.step()
-    clients.check()
-    # What was given back or not granted has taken nothing: whoever waits now waits no longer
-    # than all others that wait, and those that have started.
-    waiting = sorted(clients.due.values())
-    assert all(b - a <= clients.every for a, b in pairwise(waiting))
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_so_it_is_when_the_clock_is_set_back_and_nobody_waits_for_long(server, seed):
-    clients = Clients(server, seed, jumps=True)
-    for _ in range(300):
-        clients.step()
-    clients.check()
+    # In any time there are no more starts than the rate and its burst.
+    times = sorted(at for at, _ in clients.starts)
+    for first, begin in enumerate(times):
+        for last, end in enumerate(times[first:], 1):
+            assert last <= clients.burst + (end - begin) / clients.every
+    if not jumps:
+        # What was given back or not granted has taken nothing: whoever waits now waits no longer
+        # than all others that wait, and those that have started.
+        waiting = sorted(clients.due.values())
+        assert all(b - a <= clients.every for a, b in pairwise(waiting))
+        return
     answers = [server.start(who, "queue", **clients.how) for who in clients.due]
     members = len(server.scores(KEYS.rate))
     assert all(one == NOW or left(one) <= clients.every * members for one in answers)

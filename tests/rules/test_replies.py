@@ -11,10 +11,7 @@ from django_redislock.rules.stored import Wait
 
 @pytest.mark.parametrize(
     ("script", "args"),
-    [
-        (scripts.ACQUIRE, replies.AcquireArgs),
-        (scripts.ANNOUNCE, replies.AnnounceArgs),
-    ],
+    [(scripts.ACQUIRE, replies.AcquireArgs), (scripts.ANNOUNCE, replies.AnnounceArgs)],
     ids=lambda one: getattr(one, "name", ""),
 )
 def test_arguments_have_the_names_that_the_script_gives_them(script, args):

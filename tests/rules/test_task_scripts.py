@@ -19,13 +19,23 @@ def server():
 # --- one call waits for many ----------------------------------------------------------------
 
 
-def announce(server, task, *terms, ttl=5000):
-    """With terms: ms until it may run, until its message expires, its arguments, and its task."""
-    return server.run(scripts.ANNOUNCE, task, ttl, *terms)
+def announce(server, call, *terms, ttl=5000):
+    """With terms: ms until it may run, until its message expires, its arguments, its task, way."""
+    return server.run(scripts.ANNOUNCE, call, ttl, *terms)
 
 
-def requeue(server, task, ttl=5000):
-    return server.run(scripts.REQUEUE, task, ttl)
+def announce_of(server, call, task, way=""):
+    """A call of that task, which goes that way."""
+    return announce(server, call, 0, "", "", task, *([way] if way else []))
+
+
+def requeue(server, call, ttl=5000):
+    return server.run(scripts.REQUEUE, call, ttl)
+
+
+def retract(server, call, *kept_for):
+    """The call comes to run: it is told the arguments of the last one."""
+    return server.run(scripts.RETRACT, call, *kept_for)
 
 
 def test_the_first_call_is_published_and_stands_for_those_after_it(server):
@@ -75,16 +85,16 @@ def test_a_call_stands_for_another_that_may_not_run_sooner_or_be_dropped_later(
 
 
 def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server):
-    announce(server, "a", 0, "", "", "bill")
+    announce_of(server, "a", "bill")
     announced = server.fields(KEYS.runs)
     assert announced["task"] == "a|bill"
     assert announce(server, "b", 0, "", "its arguments", "export") == ""
     assert server.fields(KEYS.runs) == announced
-    assert announce(server, "c", 0, "", "", "bill") == "a"
+    assert announce_of(server, "c", "bill") == "a"
     requeue(server, "a")
-    assert announce(server, "d", 0, "", "", "export") == ""
-    assert announce(server, "e", 0, "", "", "bill") == "a"
-    server.run(scripts.RETRACT, "a")
+    assert announce_of(server, "d", "export") == ""
+    assert announce_of(server, "e", "bill") == "a"
+    retract(server, "a")
     assert server.fields(KEYS.runs) == {}
     assert announce(server, "f", 7, 900, "", "export") == ""
     assert server.fields(KEYS.runs)["task"] == "f|export"
@@ -92,18 +102,21 @@ def test_a_call_stands_for_none_of_another_task_and_makes_way_for_none(server):
 
 def test_a_call_of_which_an_older_version_names_no_task_stands_for_every_call(server):
     announce(server, "a")
-    assert announce(server, "b", 0, "", "", "bill") == "a"
+    assert announce_of(server, "b", "bill") == "a"
     # It also leaves the name of an earlier call there.
     server.do("HSET", KEYS.runs, "task", "earlier|export")
-    assert announce(server, "b", 0, "", "", "bill") == "a"
-    server.run(scripts.RETRACT, "a")
-    announce(server, "c", 0, "", "", "bill")
+    assert announce_of(server, "b", "bill") == "a"
+    retract(server, "a")
+    announce_of(server, "c", "bill")
     assert announce(server, "d") == "c"
 
 
-def test_an_announcement_without_terms_stands_for_every_call(server):
+def test_an_announcement_without_terms_stands_for_every_call_and_is_kept_without_an_end(server):
     server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
-    assert announce(server, "b") == announce(server, "b", 0, "", "", "task") == "a"
+    assert announce(server, "b") == announce_of(server, "b", "task") == "a"
+    server.do("HDEL", KEYS.runs, "asked")
+    assert requeue(server, "a") == -1
+    assert server.fields(KEYS.runs)["terms"] == "0|"
 
 
 def test_the_waiting_run_is_given_the_arguments_of_the_last_call(server):
@@ -116,11 +129,11 @@ def test_the_waiting_run_is_given_the_arguments_of_the_last_call(server):
     assert server.do("PTTL", KEYS.runs) == 4000 + DAY
     announce(server, "c", 0, "", "two")
     announce(server, "d", 0, "", "")
-    assert server.run(scripts.RETRACT, "b", 0) == ""
+    assert retract(server, "b", 0) == ""
     assert "queued" in server.fields(KEYS.runs)
-    assert server.run(scripts.RETRACT, "a", 0) == "two"
+    assert retract(server, "a", 0) == "two"
     assert server.fields(KEYS.runs) == {"last": f"{until}|"}
-    assert server.run(scripts.RETRACT, "a", 0) == ""
+    assert retract(server, "a", 0) == ""
 
 
 def test_arguments_are_kept_for_a_run_that_may_be_delivered_again(server):
@@ -128,13 +141,13 @@ def test_arguments_are_kept_for_a_run_that_may_be_delivered_again(server):
     announce(server, "b", 0, "", "one")
     until = server.ms + 5000 + DAY
     server.advance(10)
-    assert server.run(scripts.RETRACT, "a", 700) == "one"
+    assert retract(server, "a", 700) == "one"
     fields = server.fields(KEYS.runs)
     # The latest of all such ends is kept, and so is the key until then.
     assert fields == {"last:a": f"{server.ms + 700}|one", "last": f"{until}|"}
     assert server.do("PTTL", KEYS.runs) == until - server.ms
-    assert server.run(scripts.RETRACT, "a", 1) == "one"
-    assert server.run(scripts.RETRACT, "a") == "one"
+    assert retract(server, "a", 1) == "one"
+    assert retract(server, "a") == "one"
     assert server.fields(KEYS.runs) == {"last": f"{until}|"}
 
 
@@ -155,7 +168,7 @@ def test_arguments_are_kept_until_a_day_after_the_run_is_due(server):
     assert announce(server, "b", 3 * DAY, "", "one") == "a"
     assert server.fields(KEYS.runs)["last:a"] == f"{server.ms - 10 + 4 * DAY}|one"
     server.advance(3 * DAY + 1000)
-    assert server.run(scripts.RETRACT, "a") == "one"
+    assert retract(server, "a") == "one"
 
 
 def test_a_run_that_goes_back_into_the_queue_stays_announced(server):
@@ -175,7 +188,7 @@ def test_a_run_that_goes_back_into_the_queue_stays_announced(server):
 def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server):
     announce(server, "a")
     announce(server, "b", 0, "", "one")
-    server.run(scripts.RETRACT, "a", 10)
+    retract(server, "a", 10)
     assert requeue(server, "a", 7 * DAY) == -1
     assert server.fields(KEYS.runs)["last:a"] == f"{server.ms + 8 * DAY}|one"
     assert server.fields(KEYS.runs)["last"] == f"{server.ms + 8 * DAY}|"
@@ -204,15 +217,15 @@ def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_publi
 
 
 def test_a_call_stands_for_none_that_goes_another_way(server):
-    assert announce(server, "a", 0, "", "", "bill", "slow") == ""
-    assert announce(server, "b", 0, "", "", "bill", "fast") == ""
-    assert announce(server, "c", 0, "", "", "bill", "fast") == "b"
+    assert announce_of(server, "a", "bill", "slow") == ""
+    assert announce_of(server, "b", "bill", "fast") == ""
+    assert announce_of(server, "c", "bill", "fast") == "b"
     assert requeue(server, "b") == 0
-    assert announce(server, "d", 0, "", "", "bill", "fast") == "b"
-    assert announce(server, "e", 0, "", "", "bill", "slow") == ""
+    assert announce_of(server, "d", "bill", "fast") == "b"
+    assert announce_of(server, "e", "bill", "slow") == ""
     server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|f")  # By an older version.
-    assert announce(server, "g", 0, "", "", "bill", "fast") == "f"
-    server.run(scripts.RETRACT, "f")
+    assert announce_of(server, "g", "bill", "fast") == "f"
+    retract(server, "f")
     assert not {"way", "task"} & server.fields(KEYS.runs).keys()
 
 
@@ -226,9 +239,9 @@ def test_locks_with_an_announced_call_are_listed_until_it_is_over(server):
         2,
         ["another", str(server.ms + 1), KEYS.lock, str(server.ms + 7000)],
     ]
-    server.run(scripts.RETRACT, "b", 0)
+    retract(server, "b", 0)
     assert KEYS.lock in server.scores(KEYS.calls)
-    server.run(scripts.RETRACT, "a", 0)
+    retract(server, "a", 0)
     assert server.scores(KEYS.calls) == {"another": server.ms + 1}
 
 
@@ -237,13 +250,7 @@ def test_trouble_with_that_list_fails_no_announcement(server):
     assert announce(server, "a") == ""
     assert announce(server, "b") == "a"
     assert requeue(server, "a") == 0
-    assert server.run(scripts.RETRACT, "a", 0) == ""
-
-
-def test_an_announcement_without_terms_is_kept_without_an_end(server):
-    server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
-    assert requeue(server, "a") == -1
-    assert server.fields(KEYS.runs)["terms"] == "0|"
+    assert retract(server, "a", 0) == ""
 
 
 # --- starts that have not ended -------------------------------------------------------------
@@ -428,16 +435,6 @@ def test_all_that_is_known_of_runs_is_told(server):
     ]
 
 
-def test_runs_that_have_begun_are_told_in_one_order(server):
-    start(server, "b")
-    start(server, "a", 2)
-    started = f"{server.ms}|0|"
-    assert server.run(scripts.RUNS)[5] == [
-        f"#2|{started}{lease_id('a')}|by-a",
-        f"|{started}{lease_id('b')}|by-b",
-    ]
-
-
 # --- how long records are kept --------------------------------------------------------------
 
 
@@ -463,28 +460,21 @@ def recorded(server):
     return found
 
 
-def test_a_lock_that_is_new_drops_records_that_are_too_old(server):
-    locks_before(server, 9001, 9000, 8999)
-    finish(server, "success", kept="9000/99")
-    assert recorded(server) == [2]
+@pytest.mark.parametrize(
+    ("ages", "kept", "stay"),
+    [
+        ((9001, 9000, 8999), "9000/99", [2]),  # Too old.
+        ((5, 4, 3), "9000/4", [0, 1, 2]),
+        ((5, 4, 3), "9000/3", [1, 2]),  # Too many.
+        (range(20, 8, -1), "9000/1", [8, 9, 10, 11]),  # No more than eight at once.
+    ],
+)
+def test_a_lock_that_is_new_drops_records_that_are_too_old_or_too_many(server, ages, kept, stay):
+    locks_before(server, *ages)
+    for it_keeps in (kept, "9000/1"):  # It is new no more.
+        finish(server, "success", kept=it_keeps)
+        assert recorded(server) == stay
     assert server.scores(KEYS.ran)[KEYS.lock] == server.ms
-
-
-def test_a_lock_that_is_new_drops_records_that_are_too_many(server):
-    locks_before(server, 5, 4, 3)
-    finish(server, "success", kept="9000/4")
-    assert recorded(server) == [0, 1, 2]
-    server.do("ZREM", KEYS.ran, KEYS.lock)
-    finish(server, "success", kept="9000/3")
-    assert recorded(server) == [1, 2]
-    finish(server, "success", kept="9000/1")  # It is new no more.
-    assert recorded(server) == [1, 2]
-
-
-def test_no_more_than_eight_locks_are_dropped_at_once(server):
-    locks_before(server, *range(20, 8, -1))
-    finish(server, "success", kept="9000/1")
-    assert recorded(server) == [8, 9, 10, 11]
 
 
 def test_who_waits_stays_when_records_are_dropped(server):
@@ -547,12 +537,9 @@ def test_a_deferred_run_has_a_place_and_keeps_it(server):
     assert server.run(scripts.LEAVE_LINE, "b") == 1
     assert server.run(scripts.LEAVE_LINE, "b") == 0
     assert server.scores(KEYS.line).keys() == server.scores(KEYS.due).keys() == {"a", "c"}
-
-
-def test_who_comes_later_stands_behind_although_the_clock_was_set_back(server):
-    last = stand(server, "a")[0]
+    last = server.us
     server.set_back(5)
-    assert stand(server, "b")[0] == last + 1
+    assert stand(server, "d")[0] == last + 1  # Behind, although the clock was set back.
 
 
 @pytest.mark.parametrize(("after", "before"), [(3499, 1), (3500, 0)])

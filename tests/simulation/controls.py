@@ -317,10 +317,7 @@ CONTROLS = {
     ),
     "a release is not compared with the token": Control(
         "P3",
-        instead(
-            "if value and string.sub(value, 1, 33) == token .. 'h' then",
-            "if value then",
-        ),
+        instead("if value and string.sub(value, 1, 33) == token .. 'h' then", "if value then"),
         bounds=storm("pause", "twice", "late", "unanswered"),
         seeds=(5,),
     ),
@@ -331,9 +328,7 @@ CONTROLS = {
         seeds=(3,),
     ),
     "an acquire is not undone": Control(
-        "R4",
-        patched=lambda: acquiring_by(acquire_without_undo),
-        bounds=storm("interrupted"),
+        "R4", patched=lambda: acquiring_by(acquire_without_undo), bounds=storm("interrupted")
     ),
     "a token is used again after an unanswered undo": Control(
         "P1",
@@ -435,8 +430,7 @@ end""",
         seeds=(67,),
     ),
     "newcomers pass the waiters": Control(
-        "P6",
-        instead("or popped) and call('EXISTS', QUEUE) == 0 then", "or popped) then"),
+        "P6", instead("or popped) and call('EXISTS', QUEUE) == 0 then", "or popped) then")
     ),
     "a fence is a counter, which is lost with the data": Control(
         "R9",
@@ -457,10 +451,7 @@ end""",
         seeds=(4,),
     ),
     "force release ends whatever lease there is": Control(
-        "P3",
-        instead("if id ~= wanted then", "if false then"),
-        bounds=storm("force"),
-        seeds=(4,),
+        "P3", instead("if id ~= wanted then", "if false then"), bounds=storm("force"), seeds=(4,)
     ),
     "more starts come at once than the burst": Control(
         "RATE",

@@ -10,14 +10,7 @@ from contextlib import contextmanager, suppress
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import (
-    LockError,
-    distributed_lock,
-    held,
-    leadership,
-    single_instance,
-    take_up,
-)
+from django_redislock import LockError, distributed_lock, held, leadership, single_instance, take_up
 from django_redislock.celery import single_instance_task
 from tests.support.celery_app import celery_app
 from tests.support.waiting import HUNG, await_until, wait_until
