@@ -42,37 +42,56 @@ def held_names():
     return HttpResponse(",".join(one.name for one in held.list()))
 
 
+class Plain(View):
+    """A view without a lock of its own."""
+
+    def get(self, request, pk):
+        return held_names()
+
+
+class APlain(View):
+    """The same, asynchronous."""
+
+    async def get(self, request, pk):
+        await asyncio.sleep(0)
+        return held_names()
+
+
+def over(method, view):
+    """The view with the lock over one of its methods."""
+    return method_decorator(lock, name=method)(type("Locked", (view,), {})).as_view()
+
+
+@lock
+def of_function(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view that is a function."""
+    return held_names()
+
+
+@lock
+async def aof_function(request: HttpRequest, pk: int) -> HttpResponse:
+    """The same, asynchronous."""
+    await asyncio.sleep(0)
+    return held_names()
+
+
+VIEWS = {
+    "of-method": over("get", Plain),
+    "a-of-method": over("get", APlain),
+    "of-class": over("dispatch", Plain),
+    "a-of-class": over("dispatch", APlain),
+    "plain": lock(Plain.as_view()),
+    "a-plain": lock(APlain.as_view()),
+    "of-function": of_function,
+    "a-of-function": aof_function,
+}
+
+
 class OfMethod(View):
-    """The lock is over one method."""
+    """The lock is over the method where it is defined."""
 
     @method_decorator(lock)
     def get(self, request, pk):
-        return held_names()
-
-
-class AOfMethod(View):
-    """The same, asynchronous."""
-
-    @method_decorator(lock)
-    async def get(self, request, pk):
-        await asyncio.sleep(0)
-        return held_names()
-
-
-@method_decorator(lock, name="dispatch")
-class OfClass(View):
-    """The lock is over the whole view."""
-
-    def get(self, request, pk):
-        return held_names()
-
-
-@method_decorator(lock, name="dispatch")
-class AOfClass(View):
-    """The same, asynchronous."""
-
-    async def get(self, request, pk):
-        await asyncio.sleep(0)
         return held_names()
 
 
@@ -88,21 +107,6 @@ class Child(Parent):
     """Inherits it."""
 
 
-class Plain(View):
-    """The lock is over what as_view() returns, see below."""
-
-    def get(self, request, pk):
-        return held_names()
-
-
-class APlain(View):
-    """The same, asynchronous."""
-
-    async def get(self, request, pk):
-        await asyncio.sleep(0)
-        return held_names()
-
-
 @method_decorator(lock, name="post")
 class Rest(APIView):
     """Of Django REST framework."""
@@ -114,24 +118,8 @@ class Rest(APIView):
 
 
 @method_decorator(distributed_lock("v:{self.kwargs[pk]}"), name="get")
-class OfSelf(View):
+class OfSelf(Plain):
     """method_decorator gives a decorator no self, so no name can be made of it."""
-
-    def get(self, request, pk):
-        return held_names()
-
-
-@lock
-def of_function(request: HttpRequest, pk: int) -> HttpResponse:
-    """A view that is a function."""
-    return held_names()
-
-
-@lock
-async def aof_function(request: HttpRequest, pk: int) -> HttpResponse:
-    """The same, asynchronous."""
-    await asyncio.sleep(0)
-    return held_names()
 
 
 def losing(request, pk):
@@ -153,33 +141,17 @@ async def in_a_group(request, pk):
 
 
 urlpatterns = [
+    *(path(f"{name}/<int:pk>", view) for name, view in VIEWS.items()),
+    path("defined/<int:pk>", OfMethod.as_view()),
     path("in-a-group/<int:pk>", in_a_group),
-    path("of-method/<int:pk>", OfMethod.as_view()),
-    path("a-of-method/<int:pk>", AOfMethod.as_view()),
-    path("of-class/<int:pk>", OfClass.as_view()),
-    path("a-of-class/<int:pk>", AOfClass.as_view()),
-    path("plain/<int:pk>", lock(Plain.as_view())),
-    path("a-plain/<int:pk>", lock(APlain.as_view())),
-    path("twice/<int:pk>", distributed_lock("w:{pk}")(OfClass.as_view())),
+    path("twice/<int:pk>", distributed_lock("w:{pk}")(VIEWS["of-class"])),
     path("child/<int:pk>", Child.as_view()),
     path("rest/<int:pk>", Rest.as_view()),
     path("of-self/<int:pk>", OfSelf.as_view()),
-    path("of-function/<int:pk>", of_function),
-    path("a-of-function/<int:pk>", aof_function),
     path("one/<int:pk>", decorator_from_middleware(Locked)(of_function)),
     path("losing/<int:pk>", losing),
 ]
 
-VIEWS = [
-    "of-method",
-    "a-of-method",
-    "of-class",
-    "a-of-class",
-    "plain",
-    "a-plain",
-    "of-function",
-    "a-of-function",
-]
 MIDDLEWARE = "django_redislock.middleware.LockErrorsMiddleware"
 each_view = pytest.mark.parametrize("view", VIEWS)
 
@@ -209,13 +181,6 @@ async def test_it_does_in_an_event_loop(place, view):
     assert held.list() == []
 
 
-@each_view
-def test_a_view_that_finds_it_busy_does_not_run(redislock, view):
-    with redislock.simulate_held_by_other("v:7"):
-        assert Client().get(f"/{view}/7").status_code == 409
-        assert Client().get(f"/{view}/8").status_code == 200
-
-
 @pytest.mark.parametrize("view", ["of-class", "a-of-class"])
 def test_what_dispatch_answers_by_itself_is_as_before(redislock, view):
     assert Client().put(f"/{view}/7").status_code == 405
@@ -225,10 +190,11 @@ def test_what_dispatch_answers_by_itself_is_as_before(redislock, view):
 def test_a_view_may_be_decorated_twice_and_inherited(redislock):
     assert Client().get("/twice/7").content in {b"v:7,w:7", b"w:7,v:7"}
     assert Client().get("/child/7").content == b"v:GET:7"
+    assert Client().get("/defined/7").content == b"v:7"
 
 
 def test_what_a_view_is_not_given_cannot_name_the_lock(redislock):
-    with pytest.raises(InvalidLockName, match=r"'self', which OfSelf.get.* request, pk"):
+    with pytest.raises(InvalidLockName, match=r"'self', which .*get.* request, pk"):
         Client().get("/of-self/7")
 
 
@@ -247,36 +213,27 @@ def no_time_passes(redislock, monkeypatch):
     monkeypatch.setattr(clock, "now", lambda: now)
 
 
+def answer(error, middleware=LockErrorsMiddleware):
+    """What the middleware says to an exception of a view."""
+    made = middleware(lambda request: HttpResponse())
+    return made.process_exception(RequestFactory().get("/"), error)
+
+
 @pytest.mark.usefixtures("no_time_passes")
-@each_view
-async def test_busy_is_409_with_the_time_to_try_again(redislock, view):
+@pytest.mark.parametrize("view", [*VIEWS, "in-a-group"])
+async def test_a_view_that_finds_it_busy_does_not_run_and_says_when_to_try_again(redislock, view):
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = await AsyncClient().get(f"/{view}/7")
+        assert (await AsyncClient().get(f"/{view}/8")).status_code == 200
     assert response.status_code == 409
     assert response["Retry-After"] == "12"
     assert response["Content-Type"] == "text/plain; charset=utf-8"
     assert response.content == LATER.encode()
 
 
-@pytest.mark.usefixtures("no_time_passes")
-async def test_so_it_is_in_a_task_group(redislock):
-    with redislock.simulate_held_by_other("v:7", ttl=12):
-        response = await AsyncClient().get("/in-a-group/7")
-    assert (response.status_code, response["Retry-After"]) == (409, "12")
-
-
 def test_a_group_of_several_exceptions_is_not_answered():
     """One of them may be a bug."""
-    middleware = LockErrorsMiddleware(lambda request: HttpResponse())
-    group = ExceptionGroup("several", [LockTimeout("v:7"), ZeroDivisionError()])
-    assert middleware.process_exception(RequestFactory().get("/"), group) is None
-
-
-@pytest.mark.usefixtures("no_time_passes")
-def test_the_time_is_at_least_a_second_and_rounded_up(redislock):
-    for ttl, seconds in ((0.9, "1"), (3.1, "4")):
-        with redislock.simulate_held_by_other("v:7", ttl=ttl):
-            assert Client().get("/of-function/7")["Retry-After"] == seconds
+    assert answer(ExceptionGroup("several", [LockTimeout("v:7"), ZeroDivisionError()])) is None
 
 
 @pytest.mark.usefixtures("no_time_passes")
@@ -305,8 +262,7 @@ def test_without_a_start_under_a_rate_it_is_429_with_the_exact_time(redislock):
         pass
     with pytest.raises(LockTimeout) as raised, starts:
         pass
-    middleware = LockErrorsMiddleware(lambda request: HttpResponse())
-    response = middleware.process_exception(RequestFactory().get("/"), raised.value)
+    response = answer(raised.value)
     assert (response.status_code, response["Retry-After"]) == (429, "3600")
     assert response.content == b"Too many of these were made. Try again in 3600 s."
 
@@ -317,7 +273,6 @@ def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings):
         "default": {"LONGEST_RETRY_AFTER": 5},
         "slow": {"LONGEST_RETRY_AFTER": math.inf},
     }
-    middleware = LockErrorsMiddleware(lambda request: HttpResponse())
     with LockTestKit() as kit:
         for alias, seconds in (("default", 5), ("slow", 3600)):
             lock = distributed_lock("v:7", wait=0, using=alias)
@@ -327,28 +282,26 @@ def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings):
                 lock,
             ):
                 pass
-            response = middleware.process_exception(RequestFactory().get("/"), raised.value)
-            assert seconds - 60 < int(response["Retry-After"]) <= seconds
-    by_hand = middleware.process_exception(RequestFactory().get("/"), LockTimeout("v:7", alias="?"))
-    assert by_hand.status_code == 409
+            assert seconds - 60 < int(answer(raised.value)["Retry-After"]) <= seconds
+    assert answer(LockTimeout("v:7", alias="?")).status_code == 409  # It was made by hand.
 
 
-def test_without_a_bound_a_lock_that_never_ends_is_answered_too(monkeypatch):
-    monkeypatch.setattr(Locked, "longest_retry_after", math.inf)
-    middleware = Locked(lambda request: HttpResponse())
-    for left, seconds in ((3600, "3600"), (math.inf, "30"), (None, "1")):
-        error = LockTimeout("v:7", expires_in=left)
-        response = middleware.process_exception(RequestFactory().get("/"), error)
-        assert response["Retry-After"] == seconds
-
-
-@pytest.mark.parametrize("bound", [5, timedelta(seconds=5)], ids=str)
-def test_the_bound_of_a_subclass_may_be_a_timedelta(bound, monkeypatch):
+@pytest.mark.parametrize(
+    ("bound", "left", "seconds"),
+    [
+        (30, 0.9, "1"),  # At least one, and rounded up.
+        (30, 3.1, "4"),
+        (5, 3600, "5"),
+        (timedelta(seconds=5), 3600, "5"),
+        (math.inf, 3600, "3600"),
+        (math.inf, math.inf, "30"),  # It never ends.
+        (math.inf, None, "1"),
+    ],
+    ids=str,
+)
+def test_a_subclass_bounds_the_time_after_which_to_try_again(bound, left, seconds, monkeypatch):
     monkeypatch.setattr(Locked, "longest_retry_after", bound)
-    middleware = Locked(lambda request: HttpResponse())
-    error = LockTimeout("v:7", expires_in=3600)
-    response = middleware.process_exception(RequestFactory().get("/"), error)
-    assert response["Retry-After"] == "5"
+    assert answer(LockTimeout("v:7", expires_in=left), Locked)["Retry-After"] == seconds
 
 
 @pytest.mark.parametrize("bound", ["5", 0, True, math.nan], ids=repr)
@@ -358,21 +311,16 @@ def test_a_wrong_bound_of_a_subclass_is_refused_when_a_server_starts(bound, monk
         Locked(lambda request: HttpResponse())
 
 
-@pytest.mark.usefixtures("no_time_passes")
-@pytest.mark.parametrize("status", [423, 503])
-def test_another_status_is_a_subclass_of_the_middleware(redislock, settings, status, monkeypatch):
-    monkeypatch.setattr(Locked, "busy_status", status)
-    settings.MIDDLEWARE = [f"{__name__}.Locked"]
+def test_another_status_is_a_subclass_of_the_middleware_and_a_single_view_may_have_one(
+    redislock, settings, monkeypatch
+):
     with redislock.simulate_held_by_other("v:7", ttl=12):
-        response = Client().get("/of-function/7")
-    assert response.status_code == status
-    assert response["Retry-After"] == "12"
-
-
-def test_a_single_view_may_have_its_own(redislock, settings):
-    settings.MIDDLEWARE = []
-    with redislock.simulate_held_by_other("v:7"):
+        settings.MIDDLEWARE = []
         assert Client().get("/one/7").status_code == 423
+        settings.MIDDLEWARE = [f"{__name__}.Locked"]
+        assert Client().get("/of-function/7").status_code == 423
+        monkeypatch.setattr(Locked, "busy_status", 503)
+        assert Client().get("/of-function/7").status_code == 503
 
 
 @pytest.mark.usefixtures("no_time_passes")
