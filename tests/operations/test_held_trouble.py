@@ -1,6 +1,7 @@
 """What operators look for in a list: holders in trouble, and what will never become free."""
 
 import time
+from itertools import product
 
 import pytest
 
@@ -10,6 +11,8 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CONFIRM_WITHIN
 from django_redislock.rules.keys import index_key
 from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import LONGEST_OWNER, Owner
+from django_redislock.testing import LockTestKit
 from tests.support.backends import DEFAULTS
 from tests.support.matrix import everywhere, in_turn, needs_scripts, on_servers, unscripted
 from tests.support.others import held_by_other, hold, queued
@@ -30,6 +33,11 @@ def seen(name=NAME):
 def listed():
     """The state of all that lists show, by name."""
     return {one.name: one.state for one in held.list()}
+
+
+def past():
+    """Who held the lock before, and how that ended; the latest last."""
+    return [(one.owner.pid, one.ended) for one in held.detail(NAME).past]
 
 
 def states_until_free(name=NAME):
@@ -55,7 +63,7 @@ def test_a_lock_that_was_asked_for_again_is_listed_until_it_ends(place):
 # --- overdue: a renewal was due and was missed ----------------------------------------------------
 
 
-def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks, spawn):
+def test_a_holder_that_dies_before_its_first_renewal_is_overdue_and_then_expired(locks, spawn):
     child = spawn(hold, ttl=12)
     child.read()
     assert (seen().state, seen().renewals, seen().gone) == ("held", 0, False)
@@ -63,6 +71,9 @@ def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks, spawn):
     assert seen().gone  # Seen at once by those on the same host.
     wait_until(lambda: seen().state == "overdue")
     assert 0 < (seen().expires_in or 0) <= 4.0
+    assert past() == []  # As long as it may be alive it is the present.
+    locks.redis.delete(keys_of(locks).lock)  # As it will be when the ttl is over.
+    assert past() == [(child.pid, "expired")]
 
 
 def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks, spawn):
@@ -133,21 +144,6 @@ def test_a_lease_whose_renewal_is_slow_once_is_not_overdue(locks, make_proxy):
 # --- who held it before ---------------------------------------------------------------------------
 
 
-def past():
-    """Who held the lock before, and how that ended; the latest last."""
-    return [(one.owner.pid, one.ended) for one in held.detail(NAME).past]
-
-
-def test_a_dead_holder_that_somebody_saw_is_in_the_past_as_expired(locks, spawn):
-    child = spawn(hold, ttl=30)  # It dies long before its first renewal.
-    child.read()
-    child.kill()
-    wait_until(lambda: (seen().held_for or 0) > 1.6)
-    assert past() == []  # As long as it may be alive it is the present.
-    locks.redis.delete(keys_of(locks).lock)  # As it will be when the ttl is over.
-    assert past() == [(child.pid, "expired")]
-
-
 def test_a_dead_holder_that_somebody_waited_for_is_in_the_past_as_expired(locks, spawn):
     child = spawn(hold, ttl=9)
     child.read()
@@ -216,63 +212,50 @@ def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(locks, sp
 # --- what will never become free ------------------------------------------------------------------
 
 
-def put(client, key, kind):
-    """Put something that is not ours there."""
-    {
-        "string": lambda: client.set(key, b"\xff by hand"),
-        "empty string": lambda: client.set(key, b""),
-        "nearly ours": lambda: client.set(key, b"x" * 55 + b"|1|1|1|1||{}"),
-        "list": lambda: client.rpush(key, "a", "b", "c"),
-        "set": lambda: client.sadd(key, "a"),
-        "zset": lambda: client.zadd(key, {"a": 1}),
-        "hash": lambda: client.hset(key, "a", "b"),
-        "stream": lambda: client.xadd(key, {"a": "b"}),
-    }[kind]()
+STRANGE = {
+    "string": lambda client, key: client.set(key, b"\xff by hand"),
+    "empty string": lambda client, key: client.set(key, b""),
+    "nearly ours": lambda client, key: client.set(key, b"x" * 55 + b"|1|1|1|1||{}"),
+    "list": lambda client, key: client.rpush(key, "a", "b", "c"),
+    "set": lambda client, key: client.sadd(key, "a"),
+    "zset": lambda client, key: client.zadd(key, {"a": 1}),
+    "hash": lambda client, key: client.hset(key, "a", "b"),
+    "stream": lambda client, key: client.xadd(key, {"a": "b"}),
+}
 
 
-STRANGE = ["string", "empty string", "nearly ours", "list", "set", "zset", "hash", "stream"]
-
-
+@pytest.mark.proves("P9")
 @on_servers
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.no_permit("the permit of the bystander ends, so it is no error")
-def test_an_acquire_that_meets_what_is_not_ours_has_it_listed_and_an_operator_can_release_it(
+def test_what_is_not_ours_is_listed_once_an_acquire_met_it_and_released_if_it_is_as_it_was_shown(
     place, kind
 ):
-    key = keys_of(place.locks).lock
-    put(place.locks.redis, key, kind)
+    client, key = place.locks.redis, keys_of(place.locks).lock
+    STRANGE[kind](client, key)
     assert listed() == {}
     for wait in (0, 1):
         with pytest.raises(LockUnavailable):
             distributed_lock(NAME, wait=wait).acquire()
     assert listed() == {NAME: "foreign"}
     lock = seen()
-    assert (lock.expires_in, lock.fence, str(lock.owner)) == (None, None, "unknown")
+    assert (lock.expires_in, lock.fence, lock.held_for) == (None, None, None)
+    assert str(lock.owner) == "unknown"
     assert kind.rsplit(maxsplit=1)[-1].replace("ours", "string") in lock.strange
     assert lock.strange in lock.note
     assert [one.name for one in held.list(only=held.Selection(state="no-expiry"))] == [NAME]
-    assert held.force_release(NAME, lock.id)
-    assert listed() == {}
-    assert not place.locks.redis.exists(key)
-    with distributed_lock(NAME, wait=0):
-        assert listed() == {NAME: "held"}
-
-
-@pytest.mark.proves("P9")
-@on_servers
-@pytest.mark.parametrize("kind", STRANGE)
-def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(place, kind):
-    client, key = place.locks.redis, keys_of(place.locks).lock
-    put(client, key, kind)
-    shown = seen().id
     if kind.endswith(("string", "ours")):
         client.append(key, "!")
     else:
         client.delete(key)
-        put(client, key, "set" if kind == "list" else "list")
-    assert not held.force_release(NAME, shown)
+        STRANGE["set" if kind == "list" else "list"](client, key)
+    assert not held.force_release(NAME, lock.id)
     assert client.exists(key)
     assert held.force_release(NAME, seen().id)
+    assert listed() == {}
+    assert not client.exists(key)
+    with distributed_lock(NAME, wait=0):
+        assert listed() == {NAME: "held"}
 
 
 @on_servers
@@ -381,9 +364,6 @@ def test_huge_members_of_an_index_are_not_read(place, sent):
 
 
 def test_an_owner_with_endless_names_is_cut_and_stays_readable(place):
-    from django_redislock.rules.stored import LONGEST_OWNER, Owner
-    from django_redislock.testing import LockTestKit
-
     long = "\U0001f512" * 1000
     owner = Owner(host="web-3", pid=7, thread=long, command=long, path=long, task=long)
     assert len(owner.packed) <= LONGEST_OWNER
@@ -394,18 +374,15 @@ def test_an_owner_with_endless_names_is_cut_and_stays_readable(place):
 
 
 @pytest.mark.parametrize("length", [36, 200, 201, 5000])
-@pytest.mark.parametrize("letter", ["x", "\U0001f512"])
-@pytest.mark.parametrize("others", ["", "\U0001f512" * 1000])
-def test_a_run_is_known_by_its_id_however_long_that_and_its_owner_are(length, letter, others):
-    from django_redislock.rules.stored import LONGEST_OWNER, Owner
-
-    task_id = letter * length
-    names = dict.fromkeys(("host", "thread", "command", "path", "task"), others)
-    packed = Owner(pid=4_194_304, task_id=task_id, **names).packed
-    assert len(packed) <= LONGEST_OWNER
-    found = Owner.unpack(packed.decode())
-    assert found.is_task(task_id)
-    assert not found.is_task(task_id + letter)
+def test_a_run_is_known_by_its_id_however_long_that_and_its_owner_are(length):
+    for letter, others in product(("x", "\U0001f512"), ("", "\U0001f512" * 1000)):
+        task_id = letter * length
+        names = dict.fromkeys(("host", "thread", "command", "path", "task"), others)
+        packed = Owner(pid=4_194_304, task_id=task_id, **names).packed
+        assert len(packed) <= LONGEST_OWNER
+        found = Owner.unpack(packed.decode())
+        assert found.is_task(task_id)
+        assert not found.is_task(task_id + letter)
 
 
 # --- a force release whose answer is lost ---------------------------------------------------------
