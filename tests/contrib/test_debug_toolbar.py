@@ -54,12 +54,7 @@ def test_the_panel_shows_each_lock_of_the_request():
     with held_by("<b>busy</b>", task="lottery.tasks.draw"):
         answer = Client().get("/draw/")
     lottery, report, busy = rows(answer.content)
-    assert (lottery[0], lottery[1], lottery[5], lottery[6]) == (
-        "lottery",
-        "default",
-        "released",
-        "2",
-    )
+    assert (*lottery[:2], *lottery[5:7]) == ("lottery", "default", "released", "2")
     assert all(re.fullmatch(r"\d+\.\d s", time) for time in lottery[2:4])
     assert (report[0], report[5]) == ("report", "released after an error")
     assert (busy[0], busy[3], busy[5], busy[6]) == ("&lt;b&gt;busy&lt;/b&gt;", "", "busy", "1")

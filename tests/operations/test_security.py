@@ -19,19 +19,29 @@ from django_redislock.models import LockPage
 from django_redislock.rules.keys import lock_keys
 from tests import ROOT
 from tests.support import site
+from tests.support.others import waiters
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 SECRET = "s3cr3t-pa55"
 LIST = "/admin/django_redislock/heldlock/"
 
 
+@pytest.fixture
+def ears(caplog):
+    caplog.set_level(logging.DEBUG)
+    return Ears(caplog)
+
+
 class Ears:
     """Everything that was said anywhere."""
 
-    def __init__(self):
-        self.heard = []
+    def __init__(self, caplog):
+        self._log = caplog
+        self._heard = []
 
     def hear(self, *things):
-        self.heard += [str(thing) for thing in things] + [repr(thing) for thing in things]
+        self._heard += [str(thing) for thing in things] + [repr(thing) for thing in things]
 
     def attempt(self, act):
         """Do it; hear what it returns, or the whole traceback of what it raises."""
@@ -49,43 +59,40 @@ class Ears:
             self.hear("".join(traceback.format_exception(error)))
         self.hear(out.getvalue())
 
+    def heard(self, *secrets):
+        """What has any of these secrets in it."""
+        everything = [*self._heard, self._log.text]
+        assert len(everything) > 40
+        return [one for one in everything if any(secret in one for secret in secrets)]
 
-@pytest.fixture
-def ears(caplog):
-    caplog.set_level(logging.DEBUG)
-    return Ears()
+
+ACTS = (
+    *("list", "list --json", "show lottery", "show lottery --json", "doctor", "doctor --json"),
+    *("watch", "runs", "runs lottery --json", "explain lottery", "explain never-seen --json"),
+    "clean --all --dry-run",
+)
 
 
 def listen_everywhere(ears, client):
     """Use every way that shows something of locks or of their server."""
     lock = distributed_lock("lottery", ttl=30, wait=0)
-    ears.attempt(lambda: conf("default"))
-    ears.attempt(lambda: backends["default"])
-    ears.attempt(lambda: vars(backends["default"].conf).keys())
-    ears.attempt(lock.acquire)
-    ears.attempt(lambda: lock)
-    ears.attempt(lambda: lock.lease)
-    ears.attempt(held.list)
-    ears.attempt(lambda: held.detail("lottery"))
-    ears.attempt(lambda: list(doctor.examine("default")))
+    for look in (
+        lambda: conf("default"),
+        lambda: backends["default"],
+        lambda: vars(backends["default"].conf).keys(),
+        lock.acquire,
+        lambda: lock,
+        lambda: lock.lease,
+        held.list,
+        lambda: held.detail("lottery"),
+        lambda: list(doctor.examine("default")),
+    ):
+        ears.attempt(look)
     for deploy in (False, True):
         for message in checks.run_checks(include_deployment_checks=deploy):
             ears.hear(message, message.msg, message.hint, message.obj)
-    for act in (
-        ["list"],
-        ["list", "--json"],
-        ["show", "lottery"],
-        ["show", "lottery", "--json"],
-        ["doctor"],
-        ["doctor", "--json"],
-        ["watch"],
-        ["runs"],
-        ["runs", "lottery", "--json"],
-        ["explain", "lottery"],
-        ["explain", "never-seen", "--json"],
-        ["clean", "--all", "--dry-run"],
-    ):
-        ears.command(*act)
+    for act in ACTS:
+        ears.command(*act.split())
     page = LockPage.named("lottery", "default")
     address = reverse("admin:django_redislock_heldlock_change", args=[page.key])
     lease = {"lease": f"{page.key}:{lock.lease.id if lock.lease else '0' * 16}"}
@@ -108,11 +115,18 @@ def operator(db):
 
 
 @pytest.mark.proves("P10")
-@pytest.mark.parametrize("answer", ["right", "wrong", "refused", "silent", "cut"])
-@pytest.mark.parametrize("place", ["url", "options"])
-def test_a_password_never_appears(
-    locks, make_server, make_proxy, ears, operator, caplog, place, answer
-):
+@pytest.mark.parametrize(
+    ("place", "answer"),
+    [
+        ("url", "right"),
+        ("url", "wrong"),
+        ("url", "silent"),
+        ("options", "right"),
+        ("options", "refused"),
+        ("options", "cut"),
+    ],
+)
+def test_a_password_never_appears(locks, make_server, make_proxy, ears, operator, place, answer):
     server = make_server(requirepass="other" if answer == "wrong" else SECRET)
     proxy = make_proxy(server)
     options = {"socket_timeout": 0.2} if answer == "silent" else {}
@@ -128,9 +142,7 @@ def test_a_password_never_appears(
     elif answer == "cut":
         proxy.rule("EVAL*", "cut_before", times=None)
     listen_everywhere(ears, operator)
-    ears.hear(caplog.text)
-    assert len(ears.heard) > 40
-    assert not [one for one in ears.heard if SECRET in one]
+    assert ears.heard(SECRET) == []
 
 
 @pytest.mark.parametrize(
@@ -150,33 +162,32 @@ def test_a_password_never_appears(
 def test_a_malformed_setting_is_reported_without_its_secrets(settings, ears, operator, setting):
     settings.REDISLOCK = {"default": setting}
     listen_everywhere(ears, operator)
-    assert not [one for one in ears.heard if SECRET in one]
+    assert ears.heard(SECRET) == []
 
 
 @pytest.mark.proves("P10")
-def test_a_token_never_appears(locks, ears, operator, caplog):
+def test_a_token_never_appears(locks, ears, operator):
     other = distributed_lock("lottery:2")
     with pytest.raises(LockError), other:  # noqa: PT012 - at its end: it is lost
         tokens = {locks.redis.get(lock_keys(locks.prefix, "lottery:2").lock)[:32].decode()}
         listen_everywhere(ears, operator)
         ears.command("clean", "--all", "--yes", "--json")
-    ears.hear(caplog.text)
     forced = locks.redis.get(lock_keys(locks.prefix, "lottery").forced)
     if forced is not None:
         tokens.add(forced[16:48].decode())
     assert all(re.fullmatch("[0-9a-f]{32}", token) for token in tokens)
-    assert not [one for one in ears.heard if any(token in one for token in tokens)]
+    assert ears.heard(*tokens) == []
 
 
-def test_waiters_are_shown_without_their_tokens(locks, spawn):
-    from tests.operations.test_admin import wait_for, waiters
-    from tests.support.waiting import wait_until
-
+def test_waiters_are_shown_without_their_tokens(locks):
+    waiting = distributed_lock("lottery", wait=HUNG)
     with distributed_lock("lottery"):
-        spawn(wait_for, "lottery")
+        acquired = in_thread(waiting.acquire)
         wait_until(lambda: waiters("lottery") == 1)
         token, _ = locks.redis.zrange(lock_keys(locks.prefix, "lottery").queue, 0, -1)
         assert token.decode() not in repr(held.detail("lottery"))
+    assert acquired.result(HUNG)
+    waiting.release()
 
 
 def test_names_that_forge_log_lines_are_refused_or_escaped(locks, ears, caplog):
@@ -190,14 +201,17 @@ def test_names_that_forge_log_lines_are_refused_or_escaped(locks, ears, caplog):
         assert "\x1b" not in record.getMessage()
 
 
+PACKAGE = ROOT / "django_redislock"
+
+
 @pytest.mark.proves("P10")
 def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html():
-    for file in (ROOT / "django_redislock").rglob("*.py"):
+    for file in PACKAGE.rglob("*.py"):
         source = file.read_text()
         assert not re.search(r"^\s*(import|from) (pickle|marshal|shelve)\b", source, re.MULTILINE)
         assert "mark_safe" not in source
         assert not re.search(r"\b(eval|exec)\(", source)
-    for file in (ROOT / "django_redislock").rglob("*.html"):
+    for file in PACKAGE.rglob("*.html"):
         source = file.read_text()
         assert "|safe" not in source
         assert "autoescape" not in source
@@ -206,15 +220,15 @@ def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html():
 @pytest.mark.proves("R12")
 def test_scripts_take_what_comes_from_outside_as_arguments_only():
     """No script is put together from names or values; each is the same for every call."""
-    for file in (ROOT / "django_redislock/lua").glob("*.lua"):
+    for file in (PACKAGE / "lua").glob("*.lua"):
         assert "loadstring" not in file.read_text()
-    source = (ROOT / "django_redislock/rules/scripts.py").read_text()
+    source = (PACKAGE / "rules/scripts.py").read_text()
     assert ".format(" not in source
     assert "% (" not in source
 
 
 def test_certificates_are_never_left_unchecked():
-    for file in (ROOT / "django_redislock").rglob("*.py"):
+    for file in PACKAGE.rglob("*.py"):
         assert not re.search(r"ssl_cert_reqs|CERT_NONE|check_hostname", file.read_text())
 
 
