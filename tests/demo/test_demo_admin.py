@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 from contextlib import suppress
-from functools import partial
 from http.cookiejar import CookieJar
 from urllib.parse import urlencode, urljoin, urlsplit
 from urllib.request import HTTPCookieProcessor, ProxyHandler, build_opener
@@ -15,11 +14,11 @@ from urllib.request import HTTPCookieProcessor, ProxyHandler, build_opener
 import pytest
 
 from tests import ROOT
-from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
+from tests.demo.conftest import ended_by, lines_up_to
 from tests.support.servers import free_port
 from tests.support.waiting import HUNG, wait_until
 
-__all__ = ["pytestmark", "surroundings"]  # The same marks, and a fixture.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MOST_PROCESSES = 20  # As in example_project/telemetry.py.
 SAMPLES = [r'^redislock_runs_total\{job="shop\..* [1-9]', r"^redislock_held\{.* [1-9]"]
@@ -36,28 +35,6 @@ LIFE = [
 RELEASE = "Force release selected held locks"
 STYLES = "/static/django_redislock/held.css"
 LOGIN = r"^    (\w+) +/ (\S+)   "
-
-
-def running(surroundings, port):
-    return running_demo(
-        surroundings, "--port", str(port), command="demo_admin", stderr=subprocess.STDOUT
-    )
-
-
-def lines_up_to(demo, what):
-    """What the demo says, until it says *what*."""
-    assert demo.stdout is not None
-    said = []
-    for line in demo.stdout:
-        said.append(line)
-        yield line
-        if what in line:
-            return
-    pytest.fail(f"The demo has never come to say {what!r}, but:\n{''.join(said)}")
-
-
-def welcome_of(demo):
-    return "".join(lines_up_to(demo, LAST_LINE))
 
 
 def found(pattern, text):
@@ -84,17 +61,6 @@ def text_of(browser, page):
     return browser.open(page, timeout=HUNG).read().decode()
 
 
-def shows(browser, page, part):
-    return part in text_of(browser, page)
-
-
-def shell(command, env):
-    """Do as one who pastes it into another terminal."""
-    return subprocess.run(
-        command, shell=True, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
-
-
 def measures(first_port, sample):
     """Whether a process has such a sample; each has the first port that was free."""
     for port in range(first_port, first_port + MOST_PROCESSES):
@@ -105,21 +71,30 @@ def measures(first_port, sample):
     return False
 
 
-def test_a_newcomer_sees_a_page_full_of_life(surroundings, tmp_path):
+def test_a_newcomer_sees_a_page_full_of_life(demos):
     metrics_port = free_port()
-    surroundings["METRICS_PORT"] = str(metrics_port)
+    demos.env["METRICS_PORT"] = str(metrics_port)
+
+    def shell(command):
+        """Do as one who pastes it into another terminal."""
+        return subprocess.check_output(command, shell=True, cwd=ROOT, env=demos.env, text=True)
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with running(surroundings, port) as demo:
-            welcome = welcome_of(demo)
+        with demos.running("demo_admin", "--port", str(port)) as demo:
+            welcome = "".join(lines_up_to(demo, LAST_LINE))
             assert f"port {port} is taken" in welcome
             page = found(r"^    http://127\.0\.0\.1:\d+/admin/\S+$", welcome)
             operator, viewer = re.findall(LOGIN, welcome, re.MULTILINE)
             browser = signed_in(page, *operator)
-            for part in LIFE:  # One after the other: some of it comes and goes.
-                wait_until(
-                    partial(shows, browser, page, part), message=f"shows {part!r}", every=0.2
-                )
+            missing = {*LIFE}  # Some of it comes and goes.
+
+            def all_was_shown():
+                shown = text_of(browser, page)
+                missing.difference_update([part for part in missing if part in shown])
+                return not missing
+
+            wait_until(all_was_shown, message="is full of life", every=0.2)
             assert RELEASE in text_of(browser, page)
             only_looking = text_of(signed_in(page, *viewer), page)
             assert "redislock-held" in only_looking
@@ -127,54 +102,40 @@ def test_a_newcomer_sees_a_page_full_of_life(surroundings, tmp_path):
             assert ".redislock-badge" in text_of(browser, urljoin(page, STYLES))
 
             for sample in SAMPLES:
-                wait_until(
-                    partial(measures, metrics_port, sample), message=f"has {sample!r}", every=0.2
-                )
+                wait_until(lambda: measures(metrics_port, sample), message=sample, every=0.2)  # noqa: B023 - called at once
 
             locks = found(r"^    REDIS_URL=.* locks watch$", welcome).removesuffix(" watch")
-            held = {lock["name"] for lock in json.loads(shell(f"{locks} --json", surroundings))}
+            held = {lock["name"] for lock in json.loads(shell(f"{locks} --json"))}
             assert {"catalogue:import", "payments:reconcile"} <= held
-            assert shell(f"{locks} once --json", surroundings) == "[]\n"  # In the demo's database.
-            shell(f"{locks} release payments:reconcile --yes", surroundings)
+            assert shell(f"{locks} once --json") == "[]\n"  # In the demo's database.
+            shell(f"{locks} release payments:reconcile --yes")
             *_, news = lines_up_to(demo, "reconcile_payments: The lease")
             assert "an operator released it by force" in news
-
-            demo.send_signal(signal.SIGINT)
-            rest, _ = demo.communicate(timeout=HUNG)
-
+            rest = ended_by(demo, signal.SIGINT)
     assert rest.splitlines()[-1] == "Stopped; nothing is left running."
     assert demo.returncode == 0
-    assert processes_of(tmp_path) == {}
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("part", "number"),
-    # The server of the locks ends with the status 0, as if it had been meant to.
-    [("valkey", signal.SIGTERM), ("worker-2@", signal.SIGKILL), ("runserver", signal.SIGKILL)],
+    ("part", "says", "number"),
+    [
+        # The server of the locks ends with the status 0, as if it had been meant to.
+        ("valkey", "valkey ended with 0", signal.SIGTERM),
+        ("worker-2@", "worker-2 ended with -9", signal.SIGKILL),
+        ("runserver", "web ended with -9", signal.SIGKILL),
+    ],
 )
-def test_without_one_of_its_parts_the_demo_ends_and_says_why(surroundings, tmp_path, part, number):
-    with running(surroundings, free_port()) as demo:
-        welcome_of(demo)
-        processes = processes_of(tmp_path)
-        (victim,) = [pid for pid, command in processes.items() if part in command]
-        os.kill(victim, number)
-        rest, _ = demo.communicate(timeout=HUNG)
+def test_without_one_of_its_parts_the_demo_ends_and_says_why(demos, part, says, number):
+    """While it starts, and so all the while: it looks after them in the same way."""
+    with demos.running("demo_admin", "--port", str(free_port())) as demo:
+        lines_up_to(demo, " s  database ")
 
-    ended = 0 if number == signal.SIGTERM else -number
-    assert re.search(rf"(valkey|worker-2|web) ended with {ended}:", rest)
+        def victims():
+            return [pid for pid, command in demos.processes().items() if part in command]
+
+        wait_until(victims)
+        for pid in victims():
+            os.kill(pid, number)
+        rest, _ = demo.communicate(timeout=HUNG)
+    assert f"{says}:" in rest
     assert demo.returncode == 1
-    assert processes_of(tmp_path) == {}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_signal_ends_the_demo_while_it_starts(surroundings, tmp_path):
-    with running(surroundings, free_port()) as demo:
-        list(lines_up_to(demo, " s  database "))
-        demo.send_signal(signal.SIGTERM)
-        rest, _ = demo.communicate(timeout=HUNG)
-
-    assert LAST_LINE not in rest
-    assert demo.returncode == 128 + signal.SIGTERM
-    assert processes_of(tmp_path) == {}
-    assert list(tmp_path.iterdir()) == []

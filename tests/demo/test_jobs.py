@@ -3,22 +3,19 @@
 import re
 from collections import Counter
 
-from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
+import pytest
 
-__all__ = ["pytestmark", "surroundings"]  # The same marks, and a fixture.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RESULT = r"RESULT servers=3 jobs=3 ran_once=3 skipped=6 sent=\d+ sent_twice=0 takeover=\d+\.\ds"
 # How a row of the table ends: the work was done, or skipped.
 ENDS = {"command": "Sent the invoices", "script": "Backed up", "task": "Fetched the rates"}
 
 
-def test_one_of_each_kind_runs_and_a_beat_goes_on_for_one_that_is_killed(surroundings, tmp_path):
-    with running_demo(surroundings, command="demo_jobs") as demo:
-        output, _ = demo.communicate(timeout=100)
-    lines = output.splitlines()
-
+def test_one_of_each_kind_runs_and_a_beat_goes_on_for_one_that_is_killed(demos):
+    status, lines = demos.run("demo_jobs")
     assert re.fullmatch(RESULT, lines[-1])
-    assert demo.returncode == 0
+    assert status == 0
     rows = [re.split(r"\s{2,}", line) for line in lines if re.match(r"\w+ +web-\d ", line)]
     assert Counter(row[0] for row in rows if ENDS[row[0]] in row[4]) == dict.fromkeys(ENDS, 1)
     assert Counter(row[0] for row in rows) == dict.fromkeys(ENDS, 3)
@@ -29,5 +26,3 @@ def test_one_of_each_kind_runs_and_a_beat_goes_on_for_one_that_is_killed(surroun
     records = lines[lines.index("$ manage.py locks runs") :]
     for name in ("celery-beat:example_project:bank", "invoices:2026-11", "backup", "rates:EUR"):
         assert any(line.startswith(name) and " s ago" in line for line in records), name
-    assert processes_of(tmp_path) == {}
-    assert list(tmp_path.iterdir()) == []

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from tests import ROOT
-from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
 
-__all__ = ["pytestmark", "surroundings"]  # The same marks, and a fixture.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STORY = """\
 with distributed_lock(...):
@@ -53,17 +52,11 @@ def shape_of(line):
 
 
 @pytest.mark.proves("N1")
-def test_the_update_of_a_stopped_holder_is_lost_without_the_fence_and_refused_with_it(
-    surroundings, tmp_path
-):
-    with running_demo(surroundings, command="demo_stale_holder") as demo:
-        output, _ = demo.communicate(timeout=100)
-    lines = output.splitlines()
-    assert lines[-1] == "RESULT sold=30 without_fence=10 with_fence=30"
-    assert demo.returncode == 0
-    assert processes_of(tmp_path) == {}
-
+def test_the_update_of_a_stopped_holder_is_lost_without_the_fence_and_refused_with_it(demos):
+    status, lines = demos.run("demo_stale_holder")
     story = STORY.splitlines()
+    assert lines[-1] == story[-1]
+    assert status == 0
     shown = lines[lines.index(story[0]) :]
     assert [shape_of(line) for line in shown] == [shape_of(line) for line in story]
     assert lines[-1] in (ROOT / "docs" / "databases.md").read_text()

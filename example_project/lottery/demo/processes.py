@@ -39,7 +39,7 @@ class Child:
             self._process = subprocess.Popen(
                 command,
                 env=env,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 # A group of its own: Ctrl-C reaches only the demo, which then ends the children.
@@ -59,12 +59,6 @@ class Child:
         """What it has written to standard error so far."""
         return self._err.read_text(encoding="utf-8", errors="replace")
 
-    def tell(self, line: str) -> None:
-        """Write a line to its standard input."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
-
     @property
     def status(self) -> int | None:
         """Its exit status; negative if a signal has killed it, None as long as it runs."""
@@ -80,7 +74,6 @@ class Child:
         """End it at once, without a chance to clean up (SIGKILL)."""
         self._signal_group(signal.SIGKILL)
         self._process.wait()
-        self._close()
 
     def go_on(self) -> None:
         """Let it go on, if it is stopped (SIGSTOP)."""
@@ -98,11 +91,6 @@ class Child:
         except subprocess.TimeoutExpired:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
 
     def _signal_group(self, number: int) -> None:
         # The pid of a process that has not been waited for is still its own.

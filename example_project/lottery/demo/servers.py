@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import current_app
@@ -15,10 +15,11 @@ from example_project import embedded_server
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from celery import Task
+    from kombu import Producer
+
     from lottery.demo.processes import Children
     from lottery.demo.stage import Stage
-
-SKEW = 0.1  # seconds by which a server's clock may be late
 
 
 class RedisServer:
@@ -59,46 +60,43 @@ class Report(NamedTuple):
 
 
 class LotteryServer:
-    """One server: a Celery worker on a queue of its own, and a clock that starts the lottery.
+    """One server: a Celery worker on a queue of its own, into which its clock puts the task."""
 
-    Both are processes; the clock writes down what happens.
-    """
-
-    def __init__(self, name: str, stage: Stage, *, without_lock: bool) -> None:
+    def __init__(self, name: str, stage: Stage, task: Task) -> None:
         self.name = name
+        self._task = task
         # A queue of its own; and one process per server is enough here.
-        worker = worker_command(name, "--queues", name, "--pool", "solo")
-        self._worker = stage.start(f"{name}-worker", worker)
-        self._clock = stage.start(f"{name}-clock", _clock_command(name, without_lock))
+        self._worker = stage.start(name, worker_command(name, "--queues", name, "--pool", "solo"))
 
     @property
     def pid(self) -> int:
         """The worker's process id; it runs its tasks itself, in no child."""
         return self._worker.pid
 
+    def check(self) -> None:
+        """Raise ChildDied if it has failed."""
+        self._worker.check()
+
     def is_ready(self) -> bool:
         """Whether nothing is missing but noon."""
-        return "ready" in self._story() and " ready." in self._worker.err()
+        self.check()
+        return " ready." in self._worker.err()
 
-    def set_noon(self, noon: float) -> None:
-        """Tell the clock when noon is, in seconds since 1970."""
-        self._clock.tell(str(noon))
+    def start_lottery(self, noon: float, producer: Producer) -> None:
+        """Publish the task; noon was then, in seconds since 1970."""
+        self._late = time.time() - noon
+        self._run = self._task.apply_async(queue=self.name, producer=producer)
 
     def report(self) -> Report | None:
         """What became of the lottery on this server; None as long as that is open."""
-        story = self._story()
-        for outcome in ("drew", "skipped", "failed"):
-            if outcome in story:
-                late = story["started"]["late"]
-                return Report(self.name, self.pid, late, outcome, story[outcome])
-        return None
-
-    def _story(self) -> dict[str, dict[str, Any]]:
-        """The steps that the clock has written down: ready, started and the outcome."""
-        self._worker.check()
-        self._clock.check()
-        complete_lines = self._clock.out().rpartition("\n")[0].splitlines()
-        return {step.pop("state"): step for step in map(json.loads, complete_lines)}
+        self.check()
+        if not self._run.ready():
+            return None
+        details = self._run.result
+        if self._run.failed():
+            return Report(self.name, self.pid, self._late, "failed", {"error": repr(details)})
+        outcome = "skipped" if "skipped" in details else "drew"
+        return Report(self.name, self.pid, self._late, outcome, details)
 
 
 def worker_command(name: str, *options: str) -> list[str]:
@@ -118,9 +116,3 @@ def manage_command(*arguments: str) -> list[str]:
 def publish_to(broker_url: str) -> None:
     """What this process publishes goes there."""
     current_app.conf.update(broker_url=broker_url, result_backend=broker_url)
-
-
-def _clock_command(name: str, without_lock: bool) -> list[str]:
-    command = manage_command("start_lottery", "--json", "--queue", name)
-    command += ["--at", "-", "--skew", str(SKEW)]
-    return [*command, "--without-lock"] if without_lock else command

@@ -63,14 +63,13 @@ class Shop:
         """Whether work can come up."""
         return self._forgotten.is_ready() and all(worker.is_ready() for worker in self._workers)
 
-    def attend(self) -> Iterator[tuple[str, str]]:
-        """Do what is due; tells who has news, and which.
-
-        Raises:
-            ChildDied: A worker runs no more.
-        """
+    def check(self) -> None:
+        """Raise ChildDied if a worker runs no more."""
         for worker in self._workers:
             worker.check()
+
+    def attend(self) -> Iterator[tuple[str, str]]:
+        """Do what is due; tells who has news, and which."""
         self._clock.strike()
         self._stock.attend()
         if news := self._forgotten.attend():
@@ -109,7 +108,6 @@ class Worker:
 
     def is_ready(self) -> bool:
         """Whether it takes tasks."""
-        self.check()
         return " ready." in self._child.err()
 
 

@@ -33,13 +33,12 @@ class Site:
 
     def check(self) -> None:
         """Raise ChildDied if it runs no more."""
+        if self._child.status and PORT_TAKEN in self._child.err():
+            self._start()  # Another process took the port after we had found it free.
         self._child.check(may_end=False)
 
     def is_up(self) -> bool:
         """Whether it takes requests."""
-        if self._child.status and PORT_TAKEN in self._child.err():
-            self._start()  # Another process took the port after we had found it free.
-        self.check()
         return LISTENS in self._child.out()
 
     def _start(self, wanted_port: int = 0) -> None:

@@ -107,7 +107,7 @@ class DemoCommand(BaseCommand):
                         topology.check()
                         patience.pause("starting the servers of the locks", 0.1)
                     self.progress(backend, topology)
-                call_command("migrate", verbosity=0)
+                call_command("migrate", run_syncdb=True, verbosity=0)
                 call_command("populate", eligible=ELIGIBLE, ineligible=INELIGIBLE, verbosity=0)
                 self.progress("database", f"{ELIGIBLE} eligible participants, {INELIGIBLE} others")
                 yield Stage(

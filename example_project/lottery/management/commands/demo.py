@@ -1,20 +1,24 @@
 """`manage.py demo`: several servers race for the lottery at noon, and one draws.
 
-Starts a Valkey server, a database and, for each server, a Celery worker and a clock, all of them
-for this run only; sets noon; reports; and takes everything away again.
+Starts a Valkey server, a database and, for each server, a Celery worker, all of them for this run
+only; plays the clocks of the servers at noon; reports; and takes everything away again.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from celery import current_app
 from django.core.management.base import CommandError, CommandParser
 
+from lottery.demo.patience import POLL
 from lottery.demo.results import Results
-from lottery.demo.servers import SKEW, LotteryServer
+from lottery.demo.servers import LotteryServer, publish_to
 from lottery.demo.stage import DemoCommand
 from lottery.drawing import PRIZES
+from lottery.tasks import run_lottery, run_lottery_without_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +30,7 @@ Found = TypeVar("Found")
 
 NOON_IN = 2.0  # seconds after all are ready, unless told otherwise
 STRIKE_BEFORE = 0.3  # seconds before noon, so that every server finds it dead
+SKEW = 0.1  # seconds by which a server's clock may be late
 ENDS_WITHIN = 90  # seconds, and those until noon
 
 
@@ -71,19 +76,33 @@ class Command(DemoCommand):
             raise SystemExit(1)
 
     def _race(self, stage: Stage, count: int, noon_in: float, without_lock: bool) -> Results:
-        servers = [LotteryServer(name, stage, without_lock=without_lock) for name in _names(count)]
+        task = run_lottery_without_lock if without_lock else run_lottery
+        servers = [LotteryServer(name, stage, task) for name in _names(count)]
+        publish_to(stage.redis.url)
         patience = stage.patience
         for server, _ in _as_they_come(servers, LotteryServer.is_ready, patience, "starting"):
             self.progress(server.name, f"ready, pid {server.pid}")
 
-        noon = time.time() + noon_in
-        for server in servers:
-            server.set_noon(noon)
-        self.progress("noon", f"in {noon_in:g} s; every clock is up to {SKEW * 1000:.0f} ms late")
-        if stage.topology is not None:
-            while time.time() < noon - STRIKE_BEFORE:
-                patience.pause("waiting for noon")
-            self.progress("strike", stage.topology.strike())
+        def wait_until(moment: float) -> None:
+            while (left := moment - time.time()) > 0:
+                for server in servers:
+                    server.check()
+                patience.pause("waiting for noon", min(POLL, left))
+
+        # The connections are made beforehand: at noon there is nothing left to do but publish.
+        current_app.backend.client.ping()
+        with current_app.producer_or_acquire() as producer:
+            producer.connection.ensure_connection(max_retries=3)
+            noon = time.time() + noon_in
+            how = f"every clock is up to {SKEW * 1000:.0f} ms late"
+            self.progress("noon", f"in {noon_in:g} s; {how}")
+            if stage.topology is not None:
+                wait_until(noon - STRIKE_BEFORE)
+                self.progress("strike", stage.topology.strike())
+            clocks = sorted((random.uniform(0, SKEW), server.name, server) for server in servers)
+            for late, _, server in clocks:
+                wait_until(noon + late)
+                server.start_lottery(noon, producer)
         reports = []
         for server, report in _as_they_come(servers, LotteryServer.report, patience, "drawing"):
             reports.append(report)

@@ -87,7 +87,7 @@ class Command(DemoCommand):
             add_users()
             site, shop = Site(stage, port), Shop(stage)
             while not (shop.is_ready() and site.is_up()):
-                stage.patience.pause("starting the machines and the site")
+                _pause(stage, site, shop)
             if site.port != port:
                 self.progress("site", f"port {port} is taken; {site.port} is free")
             self.progress("machines", f"{', '.join(MACHINES)} are ready")
@@ -99,13 +99,18 @@ class Command(DemoCommand):
         stage.patience.last(math.inf)
         try:
             while True:
-                stage.check()
-                site.check()
                 for who, news in shop.attend():
                     self.progress(who, news)
-                stage.patience.pause("", LOOK_EVERY)
+                _pause(stage, site, shop)
         except Interrupted:  # As it was meant to end.
             self.say("")
+
+
+def _pause(stage: Stage, site: Site, shop: Shop) -> None:
+    """Wait a moment; raise ChildDied if one runs no more that should."""
+    for part in (stage, site, shop):
+        part.check()
+    stage.patience.pause("starting the machines and the site", LOOK_EVERY)
 
 
 def _welcome(stage: Stage, site: Site) -> str:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lottery.demo.chaos import Fault
     from lottery.demo.stage import Stage
 
-WORKERS = 4
 TASKS = {"on": run_numbered_lottery, "off": run_unguarded_lottery}
 ENDS_WITHIN = 240  # seconds
 
@@ -33,6 +32,7 @@ class Command(DemoCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """How many, and what goes wrong."""
         parser.add_argument("--lotteries", type=int, default=200, help="default: %(default)s")
+        parser.add_argument("--workers", type=int, default=4, help="default: %(default)s")
         parser.add_argument(
             "--fault", choices=FAULTS, default="kill", help="what goes wrong; default: %(default)s"
         )
@@ -43,23 +43,27 @@ class Command(DemoCommand):
             help="whether the database keeps out what the lock cannot; default: %(default)s",
         )
 
-    def handle(self, *, lotteries: int, fault: str, guard: str, **options: Any) -> None:
+    def handle(
+        self, *, lotteries: int, workers: int, fault: str, guard: str, **options: Any
+    ) -> None:
         """Run it; the exit status is 1 if the guard is on and not every lottery was drawn once."""
         kind = FAULTS[fault]
-        self.say(f"{lotteries} lotteries, {WORKERS} workers, and somebody who {kind.deed}.")
+        self.say(f"{lotteries} lotteries, {workers} workers, and somebody who {kind.deed}.")
         self.say("The lock is alone, without the database." if guard == "off" else "")
         with self.stage(ENDS_WITHIN) as stage:
-            outcome = self._draw(stage, kind, TASKS[guard].name, lotteries)
+            outcome = self._draw(stage, kind, TASKS[guard].name, lotteries, workers)
         self.say("", str(outcome))
         if guard == "on" and not outcome.is_perfect():
             raise SystemExit(1)
 
-    def _draw(self, stage: Stage, kind: type[Fault], task: str, lotteries: int) -> Outcome:
-        names = [f"worker-{number}" for number in range(1, WORKERS + 1)]
+    def _draw(
+        self, stage: Stage, kind: type[Fault], task: str, lotteries: int, count: int
+    ) -> Outcome:
+        names = [f"worker-{number}" for number in range(1, count + 1)]
         workers = [Worker(name, stage, kind.settings) for name in names]
         while not all(worker.is_ready() for worker in workers):
             stage.patience.pause("starting the workers")
-        self.progress("workers", f"{WORKERS} are ready")
+        self.progress("workers", f"{count} are ready")
 
         broker, fault = Broker(stage.redis), kind(workers, stage)
         to_publish = list(range(1, lotteries + 1)) * kind.copies
