@@ -1,15 +1,19 @@
 """Several holders of one lock at once, as after a server has lost its data; tasks in eager mode."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
-from django_redislock import Lease, LockError, distributed_lock
+from django_redislock import LockError, LockMisuse, distributed_lock
 from tests.support.celery_app import EAGER, celery_app
 
-Holders = Callable[[int], list[Lease]]
+
+def refusal(block, error=LockMisuse, match=None):
+    """The error that a block is refused with before it begins."""
+    with pytest.raises(error, match=match) as refused, block:
+        pytest.fail("the block must not begin")
+    return refused.value
 
 
 @pytest.fixture
@@ -24,7 +28,6 @@ def holders(locks):
             with ThreadPoolExecutor(1) as thread:  # One thread may not hold a lock twice.
                 assert thread.submit(lock.acquire).result()
                 lease = thread.submit(lambda lock=lock: lock.lease).result()
-            assert lease is not None
             held.append((lock, lease))
         leases = [lease for _, lease in held]
         assert all(lease.held for lease in leases)

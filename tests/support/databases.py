@@ -16,6 +16,7 @@ import uuid
 from abc import abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from django.core.management import call_command
@@ -55,6 +56,13 @@ def described(*aliases):
         alias: {key: value for key, value in connections.settings[alias].items() if key in keys}
         for alias in aliases
     }
+
+
+def router(write, read):
+    """For DATABASE_ROUTERS: the alias that all is written to, and the one that is read."""
+    return SimpleNamespace(
+        db_for_write=lambda model, **hints: write, db_for_read=lambda model, **hints: read
+    )
 
 
 def sqlite(folder, alias):
