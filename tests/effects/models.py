@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from django.db import models
 
 from django_redislock.models import FencedModel
@@ -15,7 +13,7 @@ class Counter(models.Model):
     name = models.CharField(max_length=50, unique=True)
     value = models.IntegerField(default=0)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.name}: {self.value}"
 
 
@@ -26,11 +24,11 @@ class Entry(models.Model):
     fence = models.BigIntegerField()
     value = models.IntegerField(default=0)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.position}: {self.value} under {self.fence}"
 
 
-def written(database: str) -> list[int]:
+def written(database):
     """The fences of all entries, in the order in which they were written."""
     return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
@@ -41,7 +39,7 @@ class Report(FencedModel):
     body = models.CharField(max_length=50, default="")
     is_new = models.BooleanField(default=True)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.body} under {self.fence}"
 
 
@@ -57,29 +55,28 @@ class Note(FencedModel):
     report = models.ForeignKey(Report, models.CASCADE)
     text = models.CharField(max_length=50, default="")
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.text} under {self.fence}"
 
 
-class Kept(models.Manager["Letter"]):
+class Kept(models.Manager):
     """Hides the letters that are thrown away, as soft deletion does."""
 
-    def get_queryset(self) -> models.QuerySet[Letter]:
+    def get_queryset(self):
         return super().get_queryset().exclude(text="thrown away")
 
 
-class Letters(models.QuerySet["Letter"]):
+class Letters(models.QuerySet):
     """Marks what it writes."""
 
-    def update(self, **values: Any) -> int:
-        """Mark it, too."""
+    def update(self, **values):
         return super().update(text="written", **values)
 
 
 class Letter(Note):
     """A note with a way to write of its own, and a manager that hides some."""
 
-    objects: ClassVar[models.Manager[Letter]] = Kept()
+    objects = Kept()
     everything = Letters.as_manager()
 
     class Meta:
@@ -99,7 +96,7 @@ class Stock(models.Model):
     left = models.IntegerField()
     version = models.IntegerField(default=0)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.left} left"
 
 
@@ -109,7 +106,7 @@ class Order(models.Model):
     total = models.IntegerField()
     receipt = models.CharField(max_length=50, default="")
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.total}: {self.receipt}"
 
 
@@ -118,7 +115,7 @@ class Account(models.Model):
 
     balance = models.IntegerField()
 
-    def __str__(self) -> str:
+    def __str__(self):
         return str(self.balance)
 
 
@@ -128,7 +125,7 @@ class Winner(models.Model):
     day = models.CharField(max_length=10)
     number = models.IntegerField()
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.day}: {self.number}"
 
 
@@ -137,7 +134,7 @@ class Unfenced(models.Model):
 
     fence = models.BigIntegerField(null=True)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return str(self.fence)
 
 

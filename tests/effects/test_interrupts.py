@@ -6,7 +6,7 @@ from django.db import connections
 from django_redislock import completed_runs, distributed_lock, signals
 from django_redislock.models import CompletedRun
 from tests.effects.models import Entry
-from tests.effects.test_once import lottery
+from tests.effects.test_tasks import lottery
 from tests.faults.test_process import NAME, TOO_EARLY, sweep
 from tests.support.backends import UNHURRIED
 from tests.support.databases import on_sqlite

@@ -8,7 +8,6 @@ import pytest
 from django.db import connections, transaction
 
 from django_redislock import (
-    Lease,
     LockLost,
     LockMisuse,
     LockTimeout,
@@ -16,9 +15,14 @@ from django_redislock import (
     distributed_lock,
     held,
     signals,
+    single_instance_task,
 )
 from django_redislock.models import Fence
+from tests.effects.conftest import refusal
 from tests.effects.models import Entry
+from tests.support.databases import on_sqlite
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 
 def write(database, value=0):
@@ -29,11 +33,6 @@ def write(database, value=0):
 def count(database):
     """How many writes there are."""
     return Entry.objects.using(database).count()
-
-
-def claim_newer(database):
-    """Let a later lease have written."""
-    Fence.objects.using(database).update(fence=2**62, lease_id="of another")
 
 
 # --- the order -----------------------------------------------------------------------------------
@@ -52,12 +51,16 @@ def at_release(database):
     signals.lock_released.disconnect(look)
 
 
-def test_a_block_is_committed_before_the_lock_is_released(locks, database, at_release):
-    with distributed_lock("lottery", atomic=database) as lease:
-        assert isinstance(lease, Lease)
-        assert connections[database].in_atomic_block
-        write(database)
-    assert at_release == [(1, False)]
+def test_a_block_is_committed_before_the_lock_is_released_and_its_handle_used_again(
+    locks, database, at_release
+):
+    lock = distributed_lock("lottery", atomic=database)
+    for number in range(3):
+        with lock as lease:
+            assert lock.lease is lease
+            assert connections[database].in_atomic_block
+            write(database, number)
+    assert at_release == [(1, False), (2, False), (3, False)]
     assert Fence.objects.using(database).get().fence == lease.fence
 
 
@@ -92,27 +95,17 @@ def test_an_exception_rolls_back_and_is_no_success(locks, database):
 
 
 @pytest.mark.django_db
-def test_true_is_the_default_database(locks):
+def test_true_is_the_default_database_and_false_and_none_are_no_transaction(locks):
     with distributed_lock("lottery", atomic=True) as lease:
         pass
     assert Fence.objects.using("default").get().fence == lease.fence
-
-
-def test_false_and_none_are_no_transaction(locks, database):
     for atomic in (False, None):
-        with distributed_lock("lottery", atomic=atomic):
-            assert not connections[database].in_atomic_block
+        with distributed_lock("lottery", atomic=atomic), transaction.atomic(durable=True):
+            pass
+    assert Fence.objects.using("default").get().fence == lease.fence
 
 
-def test_a_handle_may_be_used_again(locks, database):
-    lock = distributed_lock("lottery", atomic=database)
-    for number in range(3):
-        with lock as lease:
-            assert lock.lease is lease
-            write(database, number)
-    assert count(database) == 3
-
-
+@on_sqlite
 def test_a_lock_within_the_lock_may_have_the_transaction(locks, database):
     with (
         distributed_lock("lottery") as outer,
@@ -126,29 +119,28 @@ def test_a_lock_within_the_lock_may_have_the_transaction(locks, database):
 # --- who comes too late --------------------------------------------------------------------------
 
 
-def test_a_stale_fence_leaves_the_lock_free(locks, database, holders):
+def test_a_stale_fence_leaves_the_lock_free(locks, database):
     lock = distributed_lock("lottery", atomic=database, wait=0)
     with lock:
         pass
-    claim_newer(database)
-    with pytest.raises(StaleFence), lock:
-        pytest.fail("the block must not begin")
+    Fence.objects.using(database).update(fence=2**62, lease_id="of another")
+    refusal(lock, StaleFence)
     assert not lock.locked()
     assert not connections[database].in_atomic_block
 
 
-def lose_in_block(name, database):
-    """The lease is lost before the commit, and the body takes no notice."""
-    with distributed_lock(name, atomic=database) as lease:
-        write(database)
-        assert held.force_release(name, lease.id)
-        with pytest.raises(LockLost):
-            lease.ensure_held(verify=True)
-
-
 def test_a_loss_before_the_commit_rolls_back(locks, database):
+    """The body takes no notice of it."""
+
+    def lose_in_block():
+        with distributed_lock("lottery", atomic=database) as lease:
+            write(database)
+            assert held.force_release("lottery", lease.id)
+            with pytest.raises(LockLost):
+                lease.ensure_held(verify=True)
+
     with pytest.raises(LockLost, match="by force"):
-        lose_in_block("lottery", database)
+        lose_in_block()
     assert count(database) == 0
 
 
@@ -166,25 +158,17 @@ def test_a_loss_after_the_commit_is_logged_and_not_raised(locks, database, caplo
 # --- what is refused -----------------------------------------------------------------------------
 
 
+@on_sqlite
 def test_in_a_transaction_it_is_refused_before_the_lock_is_asked_for(locks, database):
-    lock = distributed_lock("lottery", atomic=database)
-    with (
-        transaction.atomic(using=database),
-        pytest.raises(LockMisuse, match="is open already"),
-        lock,
-    ):
-        pytest.fail("the block must not begin")
+    with transaction.atomic(using=database):
+        refusal(distributed_lock("lottery", atomic=database), match="is open already")
     assert locks.keys() == []
 
 
-def test_a_busy_lock_begins_no_transaction(locks, database, spawn):
-    child = spawn(
-        "from django_redislock import distributed_lock\n"
-        "with distributed_lock('lottery'): say('held'); hear()"
-    )
-    assert child.read() == "held"
-    with pytest.raises(LockTimeout), distributed_lock("lottery", atomic=database, wait=0):
-        pytest.fail("the block must not begin")
+@on_sqlite
+def test_a_busy_lock_begins_no_transaction(locks, database):
+    with held_by_other("lottery"):
+        refusal(distributed_lock("lottery", atomic=database, wait=0), LockTimeout)
     assert not connections[database].in_atomic_block
 
 
@@ -202,24 +186,28 @@ def test_what_is_no_database_is_refused_where_it_is_written(locks, atomic, messa
         distributed_lock("lottery", atomic=atomic)
 
 
-def test_a_project_without_a_database_is_told_so(locks, monkeypatch):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: distributed_lock("lottery", atomic=True),
+        lambda: single_instance_task(atomic=True)(lambda: None),
+    ],
+    ids=["lock", "task"],
+)
+def test_a_project_without_a_database_is_told_so(locks, monkeypatch, make):
     monkeypatch.setitem(connections.settings, "default", {"ENGINE": "django.db.backends.dummy"})
     with pytest.raises(ValueError, match=r"not 'default'\. DATABASES has none"):
-        distributed_lock("lottery", atomic=True)
+        make()
 
 
-@pytest.mark.parametrize("method", ["acquire", "aacquire"])
-async def test_acquire_has_no_block_that_would_end_the_transaction(locks, method):
+@both_ways
+async def test_what_has_no_block_that_would_end_the_transaction_shows_the_right_line(way, locks):
     lock = distributed_lock("lottery", atomic=True)
     with pytest.raises(LockMisuse, match=re.escape("`with lock.lease.atomic():`")):
-        await getattr(lock, method)() if method == "aacquire" else lock.acquire()
-    assert locks.keys() == []
-
-
-async def test_async_with_is_refused_with_the_right_line(locks):
-    with pytest.raises(LockMisuse, match="sync_to_async, and write `with`"):
-        async with distributed_lock("lottery", atomic=True):
-            pytest.fail("the block must not begin")
+        await way.acquire(lock)
+    if way.name == "async":
+        with pytest.raises(LockMisuse, match="sync_to_async, and write `with`"):
+            await lock.__aenter__()
     assert locks.keys() == []
 
 
@@ -230,28 +218,22 @@ def test_a_coroutine_function_is_refused_where_it_is_decorated(locks):
         distributed_lock("lottery", atomic=True)(draw)
 
 
-@pytest.mark.parametrize("broken", ["the table", "the connection"])
-def test_a_transaction_that_does_not_begin_leaves_no_lock(locks, make_database, broken):
-    database = make_database("effects", migrate=broken != "the table")
-    lock = distributed_lock("lottery", atomic=database, wait=0)
-    interrupts = _interrupt if broken == "the connection" else _pass_on
-    with (
-        connections[database].execute_wrapper(interrupts),
-        pytest.raises((LockMisuse, KeyboardInterrupt)),
-        lock,
-    ):
-        pytest.fail("the block must not begin")
-    assert not lock.locked()
-    assert lock.lease is None
-    assert not connections[database].in_atomic_block
-
-
-def _interrupt(execute, sql, *rest):
-    """As Ctrl-C while the claim is on its way."""
+def interrupt_the_claim(execute, sql, *rest):
+    """As Ctrl-C while it is on its way."""
     if "django_redislock_fence" in sql:
         raise KeyboardInterrupt
     return execute(sql, *rest)
 
 
-def _pass_on(execute, *args):
-    return execute(*args)
+@pytest.mark.parametrize("broken", ["the table", "the connection"])
+def test_a_transaction_that_does_not_begin_leaves_no_lock(locks, make_database, broken):
+    database = make_database("effects", migrate=broken != "the table")
+    lock = distributed_lock("lottery", atomic=database, wait=0)
+    if broken == "the table":
+        refusal(lock)
+    else:
+        with connections[database].execute_wrapper(interrupt_the_claim):
+            refusal(lock, KeyboardInterrupt)
+    assert not lock.locked()
+    assert lock.lease is None
+    assert not connections[database].in_atomic_block

@@ -1,10 +1,12 @@
 """The public surface: what there is, how it is called, and what importing it needs."""
 
 import inspect
+import json
 import sys
 import textwrap
 
 import pytest
+from django.dispatch import Signal
 
 import django_redislock
 from django_redislock import Lease, distributed_lock, signals
@@ -13,69 +15,41 @@ from tests.support.processes import python
 
 # --- names and signatures ------------------------------------------------------------------------
 
+NAMES = """
+    InvalidLockName Lease Limit LockError LockLost LockMisuse LockTimeout LockUnavailable Rate
+    Skipped StaleFence distributed_lock fenced_update leadership single_instance
+    single_instance_task take_up
+"""
+SIGNALS = """
+    lock_acquired lock_released lock_timed_out lock_unavailable lease_endangered lock_lost
+    lock_force_released run_started run_ended task_skipped task_abandoned
+"""
+OF_A_LEASE = """
+    name alias atomic fence owner id ttl held expires_in lost_reason ensure_held aensure_held renew
+    arenew hand_over ahand_over on_lost
+"""
+OF_A_HANDLE = "name lease acquire aacquire release arelease locked alocked"
 
-def test_the_package_has_these_names_and_no_others():
-    assert sorted(django_redislock.__all__) == [
-        "InvalidLockName",
-        "Lease",
-        "Limit",
-        "LockError",
-        "LockLost",
-        "LockMisuse",
-        "LockTimeout",
-        "LockUnavailable",
-        "Rate",
-        "Skipped",
-        "StaleFence",
-        "distributed_lock",
-        "fenced_update",
-        "leadership",
-        "single_instance",
-        "single_instance_task",
-        "take_up",
-    ]
+
+def test_the_package_has_these_names_and_signals_and_no_others():
+    assert sorted(django_redislock.__all__) == NAMES.split()
     assert all(hasattr(django_redislock, name) for name in django_redislock.__all__)
     with pytest.raises(AttributeError, match="no attribute 'lock_everything'"):
         django_redislock.lock_everything  # noqa: B018
-
-
-def test_there_are_these_signals():
-    from django.dispatch import Signal
-
     found = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
-    assert found - {"setting_changed"} == {
-        "lock_acquired",
-        "lock_released",
-        "lock_timed_out",
-        "lock_unavailable",
-        "lease_endangered",
-        "lock_lost",
-        "lock_force_released",
-        "run_started",
-        "run_ended",
-        "task_skipped",
-        "task_abandoned",
-    }
+    assert found - {"setting_changed"} == {*SIGNALS.split()}
 
 
 def test_distributed_lock_is_called_like_this():
-    parameters = inspect.signature(distributed_lock).parameters
-    assert [(name, one.default) for name, one in parameters.items()] == [
-        ("names", inspect.Parameter.empty),
-        ("ttl", None),
-        ("renew", None),
-        ("max_hold", None),
-        ("min_hold", 0),
-        ("atomic", False),
-        ("wait", None),
-        ("limit", None),
-        ("limits", None),
-        ("using", "default"),
-        ("release_on_commit", False),
-        ("reentrant", False),
-    ]
-    kinds = [one.kind for one in parameters.values()]
-    assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 11
+    names, *options = inspect.signature(distributed_lock).parameters.values()
+    assert (names.name, names.kind) == ("names", names.VAR_POSITIONAL)
+    assert {one.kind for one in options} == {names.KEYWORD_ONLY}
+    assert {one.name: one.default for one in options} == {
+        **dict.fromkeys(("ttl", "renew", "max_hold", "wait", "limit", "limits")),
+        **dict.fromkeys(("atomic", "release_on_commit", "reentrant"), False),
+        "min_hold": 0,
+        "using": "default",
+    }
 
 
 def public(cls):
@@ -84,74 +58,28 @@ def public(cls):
     return names | {name for name in getattr(cls, "__slots__", ()) if not name.startswith("_")}
 
 
-def pairs():
-    """The methods that there are twice: blocking, and with an "a" before it."""
-    return [
-        (cls, name)
-        for cls in (Lock, Lease)
-        for name in sorted(public(cls))
-        if f"a{name}" in public(cls)
+def test_methods_that_there_are_twice_are_called_alike():
+    """Blocking, and with an "a" before it."""
+    pairs = [
+        (cls, name) for cls in (Lock, Lease) for name in public(cls) if f"a{name}" in public(cls)
     ]
-
-
-def test_there_are_these_pairs():
-    assert {name for _, name in pairs()} >= {
-        "acquire",
-        "release",
-        "locked",
-        "renew",
-        "ensure_held",
-        "hand_over",
+    assert {name for _, name in pairs} >= {
+        *("acquire", "release", "locked", "renew", "ensure_held", "hand_over")
     }
+    for cls, name in pairs:
+        blocking, awaited = getattr(cls, name), getattr(cls, f"a{name}")
+        assert inspect.signature(awaited) == inspect.signature(blocking), name
+        assert inspect.iscoroutinefunction(awaited), name
+        assert not inspect.iscoroutinefunction(blocking), name
 
 
-@pytest.mark.parametrize(
-    ("cls", "name"), pairs(), ids=[f"{cls.__name__}.{name}" for cls, name in pairs()]
-)
-def test_both_of_a_pair_are_called_alike(cls, name):
-    blocking, awaited = getattr(cls, name), getattr(cls, f"a{name}")
-    assert inspect.signature(awaited) == inspect.signature(blocking)
-    assert inspect.iscoroutinefunction(awaited)
-    assert not inspect.iscoroutinefunction(blocking)
-
-
-def test_a_lease_has_these_attributes(redislock):
+def test_a_lease_and_a_handle_have_these_attributes(redislock):
     with distributed_lock("lottery") as lease:
         assert isinstance(lease, Lease)
         attributes = public(lease)
-    assert attributes >= {
-        "name",
-        "alias",
-        "atomic",
-        "fence",
-        "owner",
-        "id",
-        "ttl",
-        "held",
-        "expires_in",
-        "lost_reason",
-        "ensure_held",
-        "aensure_held",
-        "renew",
-        "arenew",
-        "hand_over",
-        "ahand_over",
-        "on_lost",
-    }
+    assert attributes >= {*OF_A_LEASE.split()}
     assert not {name for name in attributes if "token" in name}
-
-
-def test_a_handle_has_these_attributes():
-    assert public(Lock) >= {
-        "name",
-        "lease",
-        "acquire",
-        "aacquire",
-        "release",
-        "arelease",
-        "locked",
-        "alocked",
-    }
+    assert public(Lock) >= {*OF_A_HANDLE.split()}
 
 
 @pytest.mark.slow
@@ -171,201 +99,131 @@ def test_pyright_sees_the_types_that_typing_api_tells_and_each_misuse():
 # --- importing -----------------------------------------------------------------------------------
 
 
-def run(code):
+def run(code, *arguments):
     """Run code in a fresh interpreter, and return what it printed."""
-    return python("-c", textwrap.dedent(code), env={}).stdout.strip()
-
-
-NO_CELERY = """
-import sys
-
-class NoCelery:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"celery", "kombu", "billiard"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NoCelery())
-"""
+    return python("-c", textwrap.dedent(code), *arguments, env={}).stdout.strip()
 
 
 @pytest.mark.slow
 @pytest.mark.proves("P10")
-@pytest.mark.parametrize("before", ["", "import django.db"])
-def test_importing_needs_no_settings(before):
-    code = """
-    from django_redislock import *
-    from django_redislock.signals import lock_acquired
-    from django_redislock import distributed_lock, held
-    lock = distributed_lock("lottery", ttl=5)
-    from django.conf import settings
-    print(settings.configured)
-    """
-    assert run(before + textwrap.dedent(code)) == "False"
-
-
-@pytest.mark.slow
-@pytest.mark.proves("P10")
-def test_importing_the_lock_imports_no_celery_and_starts_nothing():
+@pytest.mark.parametrize("before", ["sys", "django.db"])
+def test_importing_needs_no_settings_imports_no_celery_and_starts_nothing(before):
     code = """
     import sys
+    __import__(sys.argv[1])
     events = []
     sys.addaudithook(lambda event, args: events.append(event))
     from django_redislock import distributed_lock, held
     started = {"_thread.start_new_thread", "os.fork", "socket.__new__", "socket.connect"}
     print("celery" in sys.modules, started.intersection(events))
-    """
-    assert run(code) == "False set()"
-
-
-@pytest.mark.slow
-def test_without_celery_the_lock_works_and_the_task_says_what_to_install():
-    code = (
-        NO_CELERY
-        + """
-import django_redislock
-from django.conf import settings
-settings.configure(
-    INSTALLED_APPS=["django_redislock"],
-    REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
-)
-import django
-django.setup()
-with django_redislock.distributed_lock("lottery") as lease:
-    assert lease.held
-try:
-    from django_redislock import single_instance_task
-except ImportError as error:
-    print(error)
-"""
-    )
-    assert "pip install 'django_redislock[celery]'" in run(code)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from django_redislock.celery import single_instance_task",
-        "from django_redislock.celery.decorator import single_instance_task",
-        "import django_redislock.celery.checks",
-    ],
-)
-def test_without_celery_its_submodules_say_what_to_install(line):
-    code = f"{NO_CELERY}\ntry:\n    {line}\nexcept ImportError as error:\n    print(error)"
-    assert "pip install 'django_redislock[celery]'" in run(code)
-
-
-@pytest.mark.slow
-def test_without_a_database_locks_work_and_atomic_says_what_is_missing():
-    code = """
-    import sys
-    import django
+    from django_redislock import *
+    from django_redislock.signals import lock_acquired
+    lock = distributed_lock("lottery", ttl=5)
     from django.conf import settings
-    settings.configure(
-        INSTALLED_APPS=["django_redislock"],
-        REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
-    )
-    django.setup()
-    from django_redislock import distributed_lock
-    with distributed_lock("lottery") as lease:
-        lease.ensure_held()
-    print("django_redislock.fencing" in sys.modules)
-    try:
-        distributed_lock("lottery", atomic=True)
-    except ValueError as error:
-        print(error)
+    print(settings.configured)
     """
-    said = run(code).splitlines()
-    assert said[0] == "False"
-    assert "DATABASES has none" in said[1]
+    assert run(code, before).split("\n") == ["False set()", "False"]
 
 
-NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(
-    '{"celery", "kombu", "billiard"}', '{"hiredis"}'
-)
+WITHOUT = """
+import json, sys
+without, alias, works, fails = json.loads(sys.argv[1])
 
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in without:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "from django_redislock.backends import RedisBackend",
-        """
+sys.meta_path.insert(0, Without())
 from django.conf import settings
-settings.configure(REDISLOCK={"default": {"LOCATION": "redis://127.0.0.1:1/0"}})
-from django_redislock import distributed_lock
-distributed_lock("lottery", wait=0).acquire()
-""",
-        """
-from django.conf import settings
-settings.configure(INSTALLED_APPS=["django_redislock"])
+settings.configure(DEBUG=True, INSTALLED_APPS=["django_redislock"], REDISLOCK={"default": alias})
 import django
-django.setup()
-""",
-    ],
-    ids=["import", "first use", "setup"],
-)
-def test_without_hiredis_it_is_said_what_to_install(lines):
-    code = f"{NO_HIREDIS}\ntry:\n{textwrap.indent(lines, '    ')}\n"
-    code += "except Exception as error:\n    print(error)"
-    assert "pip install 'redis[hiredis]'" in run(code)
-
-
-NO_LUPA = NO_CELERY.replace("NoCelery", "NoLupa").replace(
-    '{"celery", "kombu", "billiard"}', '{"lupa"}'
-)
-SET_UP_WITH = """
-import django, sys
-from django.conf import settings
-settings.configure(DEBUG=True, INSTALLED_APPS=["django_redislock"], REDISLOCK={"default": %s})
-django.setup()
+said = []
+for line in fails:
+    try:
+        if without != ["hiredis"]:
+            django.setup()
+            from django_redislock import distributed_lock, testing
+        exec(line)
+    except Exception as error:
+        said.append(str(error))
+for line in works:
+    django.setup()
+    exec(line)
+print(json.dumps(said))
 """
-IN_MEMORY = '{"BACKEND": "django_redislock.backends.InMemoryBackend"}'
-
-
-@pytest.mark.slow
-def test_without_lupa_all_but_locks_in_memory_works():
-    code = (
-        NO_LUPA
-        + SET_UP_WITH % '{"LOCATION": "redis://127.0.0.1:1/0"}'
-        + """
-from django.core.checks import run_checks
-from django_redislock import distributed_lock, pytest_plugin, testing
-from django_redislock.backends import InMemoryBackend, RedisBackend
-distributed_lock("lottery")
-print([found.id for found in run_checks()])
-"""
-    )
-    assert run(code) == "[]"
+IN_MEMORY = {"BACKEND": "django_redislock.backends.InMemoryBackend"}
+ON_A_SERVER = {"LOCATION": "redis://127.0.0.1:1/0"}
+HOLD = "with distributed_lock('lottery') as lease: lease.ensure_held()"
+ACQUIRE = "from django_redislock import distributed_lock; distributed_lock('lottery').acquire()"
+CHECK = "from django.core.checks import run_checks; found = run_checks()"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lines",
+    ("without", "alias", "works", "fails", "says"),
     [
-        'distributed_lock("lottery", wait=0).acquire()',
-        """
-with testing.LockTestKit():
-    distributed_lock("lottery", wait=0).acquire()
-""",
-        "print([found.id + found.msg for found in run_checks()])",
+        (
+            ["celery", "kombu", "billiard"],
+            IN_MEMORY,
+            [HOLD],
+            [
+                "from django_redislock import single_instance_task",
+                "from django_redislock.celery import single_instance_task",
+                "from django_redislock.celery.decorator import single_instance_task",
+                "import django_redislock.celery.checks",
+            ],
+            ["pip install 'django_redislock[celery]'"],
+        ),
+        (
+            ["hiredis"],
+            ON_A_SERVER,
+            [],
+            ["from django_redislock.backends import RedisBackend", ACQUIRE, "django.setup()"],
+            ["pip install 'redis[hiredis]'"],
+        ),
+        (
+            ["lupa"],
+            IN_MEMORY,
+            [],
+            [
+                ACQUIRE,
+                f"with testing.LockTestKit(): {ACQUIRE.rpartition('; ')[2]}",
+                f"{CHECK}; raise Exception([one.id + one.msg for one in found])",
+            ],
+            [
+                *("REDISLOCK['default']['BACKEND']", "InMemoryBackend"),
+                "pip install 'django_redislock[testing]'",
+            ],
+        ),
+        (
+            ["lupa"],
+            ON_A_SERVER,
+            [
+                "from django_redislock import distributed_lock, pytest_plugin, testing",
+                "from django_redislock.backends import InMemoryBackend, RedisBackend",
+                "distributed_lock('lottery')",
+                f"{CHECK}; assert found == [], found",
+            ],
+            [],
+            [],
+        ),
+        (
+            ["django_redislock.fencing"],  # It is not even looked for.
+            IN_MEMORY,
+            [HOLD, "assert 'django_redislock.fencing' not in sys.modules"],
+            ["distributed_lock('lottery', atomic=True)"],
+            ["DATABASES has none"],
+        ),
     ],
-    ids=["first use", "test kit", "check"],
+    ids=["celery", "hiredis", "lupa in memory", "lupa on a server", "a database"],
 )
-def test_without_lupa_locks_in_memory_say_what_to_install(lines):
-    code = f"""{NO_LUPA}{SET_UP_WITH % IN_MEMORY}
-from django.core.checks import run_checks
-from django.core.exceptions import ImproperlyConfigured
-from django_redislock import distributed_lock, testing
-try:
-{textwrap.indent(lines, "    ")}
-except ImproperlyConfigured as error:
-    print(error)
-"""
-    said = run(code)
-    assert "REDISLOCK['default']['BACKEND']" in said
-    assert "InMemoryBackend" in said
-    assert "pip install 'django_redislock[testing]'" in said
+def test_without_what_is_optional_the_rest_works_and_what_needs_it_says_what_is_missing(
+    without, alias, works, fails, says
+):
+    said = json.loads(run(WITHOUT, json.dumps([without, alias, works, fails])))
+    assert len(said) == len(fails)
+    assert [(text, part) for text in said for part in says if part not in text] == []
 
 
 @pytest.mark.slow

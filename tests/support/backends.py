@@ -5,12 +5,9 @@ that sentinels watch; a cluster; a quorum of three.
 tests/support/matrix.py says which of them a test runs in.
 """
 
-from abc import ABC, abstractmethod
-
 import pytest
 
 from django_redislock import held
-from django_redislock.backends.memory.backend import InMemoryBackend
 from django_redislock.backends.registry import backends
 from django_redislock.doctor import minimal_acl
 from django_redislock.rules import scripts
@@ -37,46 +34,63 @@ from tests.support.servers import (
 from tests.support.waiting import HUNG
 
 
-class Place(ABC):
-    """Where the locks of a test are kept: REDISLOCK is set to it."""
+class Place:
+    """Where the locks of a test are kept: REDISLOCK is set to it.
 
-    @abstractmethod
+    lose_data() lets the server lose all that it keeps, and lapse() one lease before its time.
+    write() lets the key of a lock hold what another program has written; read() says what it holds.
+    """
+
+    def setting(self):
+        """Return the setting of the default alias."""
+        return dict(self._settings.REDISLOCK["default"])
+
     def configure(self, **options):
         """Change settings of the default alias, and keep the others."""
-
-    @abstractmethod
-    def lose_data(self):
-        """Let the server lose all that it keeps."""
-
-    @abstractmethod
-    def lapse(self, name):
-        """Let the lease of a lock end on the server before its time."""
-
-    @abstractmethod
-    def write(self, name, value, seconds=60.0):
-        """Let the key of a lock hold what another program has written."""
-
-    @abstractmethod
-    def read(self, name):
-        """What the key of a lock holds; "" if there is none."""
+        self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
 
     def force_release(self, lease):
         """Let an operator free the lock."""
         assert held.force_release(lease.name, lease.id)
-
-    @abstractmethod
-    def setting(self):
-        """Return the setting of the default alias."""
 
     def keys(self):
         """Return the keys on the server; none where there are no keys."""
         return []
 
 
-class ServerPlace(Place):
+class OnServers(Place):
+    """On real servers, each of which keeps the same: one, a group that is one, or a quorum."""
+
+    def __init__(self, *every):
+        self._settings = every[0]._settings
+        self._every = every
+
+    def lose_data(self):
+        for locks in self._every:
+            if keys := locks.keys():
+                locks.redis.delete(*keys)
+
+    def lapse(self, name):
+        for locks in self._every:
+            locks.redis.delete(lock_keys(locks.prefix, name).lock)
+
+    def write(self, name, value, seconds=60.0):
+        for locks in self._every:
+            locks.redis.set(lock_keys(locks.prefix, name).lock, value, px=round(seconds * 1000))
+
+    def read(self, name):
+        locks = self._every[0]
+        return (locks.redis.get(lock_keys(locks.prefix, name).lock) or b"").decode()
+
+    def keys(self):
+        return sorted(set().union(*(locks.keys() for locks in self._every)))
+
+
+class ServerPlace(OnServers):
     """A backend on a real server."""
 
     def __init__(self, name, locks, options):
+        super().__init__(locks)
         self.name = name
         self.locks = locks
         self._options = {**PATIENT, **options}
@@ -91,33 +105,33 @@ class ServerPlace(Place):
             options["OPTIONS"] = {**self._options, **options["OPTIONS"]}
         self.locks.configure(**options)
 
-    def lose_data(self):
-        if keys := self.locks.keys():
-            self.locks.redis.delete(*keys)
-
-    def lapse(self, name):
-        self.locks.redis.delete(lock_keys(self.locks.prefix, name).lock)
-
-    def write(self, name, value, seconds=60.0):
-        _write(self.locks, name, value, seconds)
-
-    def read(self, name):
-        return _read(self.locks, name)
-
     def force_release(self, lease):
         if self.name != UNSCRIPTED:
-            return super().force_release(lease)
+            super().force_release(lease)
+            return
         # Of those who may run scripts.
         keys = scripts.FORCE_RELEASE.given(lock_keys(self.locks.prefix, lease.name))
         args = lease.id, lease.id, ""  # The id of the request has as many digits.
         self.locks.redis.eval(scripts.FORCE_RELEASE.source, len(keys), *keys, *args)
-        return None
 
-    def setting(self):
-        return dict(self.locks._settings.REDISLOCK["default"])
 
-    def keys(self):
-        return self.locks.keys()
+class QuorumPlace(OnServers):
+    """Three servers that know nothing of each other."""
+
+    name = QUORUM
+
+    def __init__(self, settings, servers, prefix):
+        self.locks = [Locks(settings, server, prefix) for server in servers]
+        super().__init__(*self.locks)
+        settings.REDISLOCK = {
+            "default": {
+                "BACKEND": "django_redislock.backends.QuorumBackend",
+                "LOCATION": [server.url for server in servers],
+                "KEY_PREFIX": prefix,
+                "OPTIONS": PATIENT,
+                **DEFAULTS,
+            }
+        }
 
 
 class MemoryPlace(Place):
@@ -129,11 +143,8 @@ class MemoryPlace(Place):
         self._settings = settings
         settings.REDISLOCK = {"default": {**IN_MEMORY, **DEFAULTS}}
 
-    def configure(self, **options):
-        self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
-
     def lose_data(self):
-        self._interpreter().clear()
+        backends["default"].interpreter.clear()
 
     def lapse(self, name):
         self._perform(name, "DEL")
@@ -146,71 +157,8 @@ class MemoryPlace(Place):
 
     def _perform(self, name, command, *args):
         backend = backends["default"]
-        assert isinstance(backend, InMemoryBackend)
         key = lock_keys(backend.prefix, name).lock
         return backend.interpreter.perform(command, key, *args, us=backend._us)
-
-    def _interpreter(self):
-        backend = backends["default"]
-        assert isinstance(backend, InMemoryBackend)
-        return backend.interpreter
-
-    def setting(self):
-        return dict(self._settings.REDISLOCK["default"])
-
-
-class QuorumPlace(Place):
-    """Three servers that know nothing of each other."""
-
-    name = QUORUM
-
-    def __init__(self, settings, servers, prefix):
-        self.locks = [Locks(settings, server, prefix) for server in servers]
-        self._settings = settings
-        settings.REDISLOCK = {
-            "default": {
-                "BACKEND": "django_redislock.backends.QuorumBackend",
-                "LOCATION": [server.url for server in servers],
-                "KEY_PREFIX": prefix,
-                "OPTIONS": PATIENT,
-                **DEFAULTS,
-            }
-        }
-
-    def configure(self, **options):
-        self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
-
-    def lose_data(self):
-        for locks in self.locks:
-            if keys := locks.keys():
-                locks.redis.delete(*keys)
-
-    def lapse(self, name):
-        for locks in self.locks:
-            locks.redis.delete(lock_keys(locks.prefix, name).lock)
-
-    def write(self, name, value, seconds=60.0):
-        for locks in self.locks:
-            _write(locks, name, value, seconds)
-
-    def read(self, name):
-        return _read(self.locks[0], name)
-
-    def setting(self):
-        return dict(self._settings.REDISLOCK["default"])
-
-    def keys(self):
-        found = [locks.keys() for locks in self.locks]
-        return sorted({key for keys in found for key in keys})
-
-
-def _write(locks, name, value, seconds):
-    locks.redis.set(lock_keys(locks.prefix, name).lock, value, px=round(seconds * 1000))
-
-
-def _read(locks, name):
-    value = locks.redis.get(lock_keys(locks.prefix, name).lock)
-    return (value or b"").decode()
 
 
 # A busy machine is no dead server: without a limit of its own, it would be one after a part of the
@@ -252,43 +200,37 @@ def place(
     if name == MEMORY:
         yield MemoryPlace(settings)
         return
-    if name == SENTINEL:
-        watched = shared_watched()
-        locks = watched.locks(settings, key_prefix)
-        yield ServerPlace(name, locks, watched.setting()["OPTIONS"])
-        locks.redis.close()
-        return
-    if name == CLUSTER:
+    if name == CLUSTER:  # Its client is shared.
         yield ServerPlace(name, shared_cluster().locks(settings, key_prefix), {})
         return
     if name == QUORUM:
-        quorum = QuorumPlace(settings, shared_quorum(), key_prefix)
-        yield quorum
-        quorum.lose_data()
-        for locks in quorum.locks:
-            locks.redis.close()
-        return
-    if name in {SOCKET, SECURED, RESP2}:
-        server = shared_reached(name)
+        made = QuorumPlace(settings, shared_quorum(), key_prefix)
+    elif name == SENTINEL:
+        watched = shared_watched()
+        made = ServerPlace(name, watched.locks(settings, key_prefix), watched.setting()["OPTIONS"])
+    else:
+        if name in {SOCKET, SECURED, RESP2}:
+            server = shared_reached(name)
+        else:
+            kind = name if name in KINDS else KIND
+            if reason := missing(kind):
+                skip_or_fail(reason)
+            server = shared_servers(kind)
         locks = Locks(settings, server, key_prefix)
-        options = {"protocol": 2} if name == RESP2 else {}
-        if name == SECURED:
+        options = {}
+        if name == RESP2:
+            options = {"protocol": 2}
+        elif name == SECURED:
             options = least_rights(locks, server)
-        reached = ServerPlace(name, locks, options)
+        elif name == UNSCRIPTED:
+            options = forbid_scripting(locks)
+        made = ServerPlace(name, locks, options)
         if name == SOCKET:
-            reached.configure(LOCATION=server.unix_url)
-        yield reached
-        reached.lose_data()
+            made.configure(LOCATION=server.unix_url)
+    yield made
+    made.lose_data()
+    for locks in made._every:
         locks.redis.close()
-        return
-    kind = next((kind for kind in KINDS if kind == name), KIND)
-    if reason := missing(kind):
-        skip_or_fail(reason)
-    locks = Locks(settings, shared_servers(kind), key_prefix)
-    yield ServerPlace(name, locks, forbid_scripting(locks) if name == UNSCRIPTED else {})
-    if keys := locks.keys():
-        locks.redis.delete(*keys)
-    locks.redis.close()
 
 
 def least_rights(locks, server):

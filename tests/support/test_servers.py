@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from tests.support.matrix import everywhere
+from tests.support.processes import hear, say
 from tests.support.servers import Server, ServerStartError, binary
 from tests.support.waiting import await_until, eventually, wait_until
 
@@ -29,23 +30,21 @@ def can_shift_clocks():
     return sys.platform == "linux" and shutil.which("cc") is not None
 
 
-def start_and_report(kind):
-    """In a child: start a server, and tell its pid and its state."""
-    from tests.support.processes import hear, say
+def folder_of(server):
+    """Where it keeps its data."""
+    return Path(str(server.client().config_get("dir")["dir"]))
 
+
+def start_and_report(kind):
+    """In a child: start a server, and tell its pid and its folder."""
     server = Server(kind).start()
-    say([server.pid, server.client().config_get("dir")["dir"]])
+    say([server.pid, str(folder_of(server))])
     hear()
 
 
-def test_each_kind_is_what_it_says(server, server_kind):
-    info = server.client().info("server")
-    assert info.get("server_name", "redis") == server_kind
-
-
-def test_a_client_does_not_retry(own_server):
+def test_each_kind_is_what_it_says_and_a_client_of_it_does_not_retry(own_server, server_kind):
     client = own_server.client()
-    client.ping()
+    assert client.info("server").get("server_name", "redis") == server_kind
     own_server.kill()
     begin = time.monotonic()
     with pytest.raises(redis.ConnectionError):
@@ -53,46 +52,39 @@ def test_a_client_does_not_retry(own_server):
     assert time.monotonic() - begin < 1.8  # With its default retries it takes two to four.
 
 
-def test_a_stopped_server_is_gone_and_starts_again_on_its_port(own_server):
-    pid, port = own_server.pid, own_server.port
-    own_server.stop()
-    assert not own_server.running
-    assert not runs(pid)
-    own_server.start()
-    assert own_server.port == port
-    assert own_server.client().ping()
-
-
-def test_a_restart_after_a_crash_has_no_data(own_server):
-    client = own_server.client()
-    client.set("key", "value")
-    own_server.restart()
-    assert client.get("key") is None
-
-
-def test_a_restart_can_keep_data_and_ttl(own_server):
-    client = own_server.client()
+def test_a_server_keeps_its_data_if_asked_to_loses_it_in_a_crash_and_starts_again_on_its_port(
+    own_server,
+):
+    client, folder, port = own_server.client(), folder_of(own_server), own_server.port
     client.set("key", "value", px=60_000)
     own_server.restart(keep_data=True)
     assert client.get("key") == b"value"
     assert 0 < client.pttl("key") <= 60_000
+    own_server.restart()
+    assert client.get("key") is None
+    client.set("key", "value")
+    pid = own_server.pid
+    own_server.stop()
+    assert not own_server.running
+    assert not runs(pid)
+    assert list(folder.iterdir()) == []
+    own_server.start()
+    assert own_server.port == port
+    assert client.ping()
 
 
-def test_what_is_in_the_append_only_file_survives_a_kill(make_server, server_kind):
-    server = make_server(server_kind, appendonly="yes", appendfsync="always")
+def test_it_is_configured_by_name_or_by_arguments_and_an_append_only_file_survives_a_kill(
+    make_server, server_kind
+):
+    on_disk = {"appendonly": "yes", "appendfsync": "always"}
+    server = make_server(server_kind, "--maxclients", "7", maxmemory="20mb", **on_disk)
     client = server.client()
+    wanted = {"maxclients": "7", "maxmemory": "20971520", **on_disk}
+    assert client.config_get(*wanted) == wanted
     client.set("key", "value")
     server.kill()
     server.start()
     assert client.get("key") == b"value"
-
-
-def test_nothing_is_on_disk_unless_asked_for(own_server):
-    client = own_server.client()
-    client.set("key", "value")
-    folder = Path(str(client.config_get("dir")["dir"]))
-    own_server.stop()
-    assert list(folder.iterdir()) == []
 
 
 def test_a_frozen_server_answers_once_it_is_resumed(own_server):
@@ -126,21 +118,18 @@ def test_a_server_dies_with_the_process_that_started_it(spawn, server_kind):
     shutil.rmtree(Path(data).parent)
 
 
-def test_closing_a_server_removes_its_files(server_kind):
-    with Server(server_kind) as server:
-        folder = Path(str(server.client().config_get("dir")["dir"])).parent
-    assert not folder.exists()
-
-
-def test_a_server_that_cannot_start_shows_why(server_kind):
+def test_a_server_that_cannot_start_shows_why_and_one_that_is_closed_leaves_no_files(server_kind):
     with (
         pytest.raises(ServerStartError, match=r"(?i)bad directive|wrong number|argument"),
         Server(server_kind, maxmemory_policy="no-such-policy"),
     ):
         pass
+    with Server(server_kind) as server:
+        folder = folder_of(server).parent
+    assert not folder.exists()
 
 
-def test_a_port_taken_in_between_is_replaced(make_server, own_server):
+def test_a_port_taken_in_between_is_replaced(own_server):
     late = Server(own_server.kind)
     late.port = own_server.port
     with late:
@@ -148,22 +137,10 @@ def test_a_port_taken_in_between_is_replaced(make_server, own_server):
         assert late.client().ping()
 
 
-def test_configuration_is_given_by_name(make_server, server_kind):
-    server = make_server(server_kind, maxmemory="20mb", maxmemory_policy="allkeys-lru")
-    config = server.client().config_get("maxmemory", "maxmemory-policy")
-    assert config == {"maxmemory": "20971520", "maxmemory-policy": "allkeys-lru"}
-
-
-def test_arguments_go_to_the_command_line(make_server, server_kind):
-    server = make_server(server_kind, "--maxclients", "7")
-    assert server.client().config_get("maxclients")["maxclients"] == "7"
-
-
 def test_a_server_can_be_caught_loading(make_server, server_kind):
     # 5,000 keys take at least 0.6 ms each; after every KB of them the server looks at its clients.
-    server = make_server(
-        server_kind, key_load_delay=600, loading_process_events_interval_bytes=1024
-    )
+    slow = {"key_load_delay": 600, "loading_process_events_interval_bytes": 1024}
+    server = make_server(server_kind, **slow)
     client = server.client()
     client.mset({f"key:{number}": "value" for number in range(5_000)})
     server.restart(keep_data=True, ready=False)
@@ -183,59 +160,36 @@ def test_a_server_can_be_caught_loading(make_server, server_kind):
 
 
 @pytest.mark.skipif(not can_shift_clocks(), reason="needs Linux and a C compiler")
-class TestClock:
-    @pytest.fixture
-    def client(self, make_server, server_kind):
-        self.server = make_server(server_kind, movable_clock=True)
-        return self.server.client()
-
-    def test_time_is_ours_until_it_is_shifted(self, client):
-        for seconds in (0, 3600, -3600):
-            if seconds:
-                self.server.shift_clock(seconds)
-            before = time.time()
-            there = client.time()[0] - seconds
-            assert before - 2 < there < time.time() + 2
-
-    def test_keys_expire_when_the_clock_jumps_ahead(self, client):
-        client.set("key", "value", ex=30)
-        self.server.shift_clock(40)
-        assert client.get("key") is None
-
-    def test_keys_live_longer_when_the_clock_jumps_back(self, client):
-        client.set("key", "value", ex=30)
-        self.server.shift_clock(-3600)
-        assert 3_600_000 < client.pttl("key") <= 3_630_000
+def test_time_is_ours_until_it_is_shifted_and_keys_expire_by_it(make_server, server_kind):
+    server = make_server(server_kind, movable_clock=True)
+    client = server.client()
+    for seconds in (0, 3600, -3600):
+        if seconds:
+            server.shift_clock(seconds)
+        before = time.time()
+        there = client.time()[0] - seconds
+        assert before - 2 < there < time.time() + 2
+    client.set("key", "value", ex=30)
+    server.shift_clock(-7200)
+    assert 3_600_000 < client.pttl("key") <= 3_630_000
+    server.shift_clock(0)  # Ahead of the 30 seconds.
+    assert client.get("key") is None
 
 
-class TestTls:
+def test_by_tls_neither_strangers_nor_plain_text_get_through(make_server):
     """Only Redis: the Valkey of the wheel is built without TLS."""
-
-    @pytest.fixture
-    def tls_server(self, make_server):
-        return make_server("redis", tls=True)
-
-    def test_a_client_that_does_not_is_stopped(self, tls_server):
-        ignorant = tls_server.client(ssl_ca_certs=None)
-        with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-            ignorant.ping()
-
-    def test_plain_text_is_refused(self, tls_server):
-        with pytest.raises(redis.ConnectionError):
-            tls_server.client(ssl=False).ping()
+    server = make_server("redis", tls=True)
+    with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+        server.client(ssl_ca_certs=None).ping()
+    with pytest.raises(redis.ConnectionError):
+        server.client(ssl=False).ping()
 
 
-def test_waiting_returns_the_first_true_answer():
+async def test_waiting_returns_the_first_true_answer_and_in_vain_says_for_what():
     answers = iter([0, None, "yes", "no"])
     assert wait_until(lambda: next(answers)) == "yes"
-
-
-def test_waiting_in_vain_says_for_what():
     with pytest.raises(AssertionError, match=r"the moon is full: not so within 0\.05 s, .* 0$"):
         wait_until(lambda: 0, 0.05, "the moon is full")
-
-
-async def test_async_waiting_lets_the_loop_run():
     done = asyncio.Event()
     asyncio.get_running_loop().call_later(0.01, done.set)
     assert await await_until(done.is_set)

@@ -23,7 +23,6 @@ import asyncio
 import functools
 import threading
 import time
-from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -35,51 +34,33 @@ from tests.support.others import queued
 from tests.support.waiting import HUNG, await_until, wait_until
 
 
-class Way(ABC):
-    """How a program uses locks: blocking, or in an event loop."""
+class Way:
+    """How a program uses locks: blocking, or in an event loop.
 
-    @abstractmethod
-    def run(self, test):
-        """Run a test that is written for any way."""
+    run() runs a test that is written for any way. start() lets work run beside the test, as another
+    holder: a thread, or a task. function() returns a body as the kind of function that this way of
+    programming has, and call() calls that. entered() uses a lock as context manager.
+    """
 
-    @abstractmethod
-    def start(self, work):
-        """Let *work* run beside the test, as another holder: a thread, or a task."""
+    async def acquire(self, lock):
+        return await self._does(lock, "acquire")
 
-    @abstractmethod
-    async def until(self, condition, timeout=HUNG, message=""):
-        """Poll until *condition* is true; see tests/support/waiting.py."""
+    async def release(self, lock, success=True):
+        await self._does(lock, "release", success)
 
-    @abstractmethod
-    async def sleep(self, seconds): ...
-    @abstractmethod
-    def function(self, body):
-        """Return *body* as the kind of function that this way of programming has."""
+    async def locked(self, lock):
+        return await self._does(lock, "locked")
 
-    @abstractmethod
-    async def call(self, function, *args, **kwargs):
-        """Call what function() returned."""
+    async def renew(self, lease, ttl=None):
+        await self._does(lease, "renew", ttl)
 
-    @abstractmethod
-    def entered(self, lock):
-        """Use the lock as context manager."""
-
-    @abstractmethod
-    async def acquire(self, lock): ...
+    async def ensure_held(self, lease, verify=False):
+        await self._does(lease, "ensure_held", verify)
 
     async def taken(self, lock):
         """Acquire a lock that is free, and return the lease."""
         assert await self.acquire(lock)
         return lock.lease
-
-    @abstractmethod
-    async def release(self, lock, success=True): ...
-    @abstractmethod
-    async def locked(self, lock): ...
-    @abstractmethod
-    async def renew(self, lease, ttl=None): ...
-    @abstractmethod
-    async def ensure_held(self, lease, verify=False): ...
 
 
 class Sync(Way):
@@ -113,20 +94,8 @@ class Sync(Way):
     def entered(self, lock):
         return _Entered(lock)
 
-    async def acquire(self, lock):
-        return lock.acquire()
-
-    async def release(self, lock, success=True):
-        lock.release(success)
-
-    async def locked(self, lock):
-        return lock.locked()
-
-    async def renew(self, lease, ttl=None):
-        lease.renew(ttl)
-
-    async def ensure_held(self, lease, verify=False):
-        lease.ensure_held(verify)
+    async def _does(self, of, name, *args):
+        return getattr(of, name)(*args)
 
 
 class Async(Way):
@@ -159,20 +128,8 @@ class Async(Way):
     def entered(self, lock):
         return lock
 
-    async def acquire(self, lock):
-        return await lock.aacquire()
-
-    async def release(self, lock, success=True):
-        await lock.arelease(success)
-
-    async def locked(self, lock):
-        return await lock.alocked()
-
-    async def renew(self, lease, ttl=None):
-        await lease.arenew(ttl)
-
-    async def ensure_held(self, lease, verify=False):
-        await lease.aensure_held(verify)
+    async def _does(self, of, name, *args):
+        return await getattr(of, f"a{name}")(*args)
 
 
 class _Entered:
@@ -184,41 +141,23 @@ class _Entered:
     async def __aenter__(self):
         return self._lock.__enter__()
 
-    async def __aexit__(self, exc_type, exc, traceback):
-        self._lock.__exit__(exc_type, exc, traceback)
+    async def __aexit__(self, *exc_info):
+        self._lock.__exit__(*exc_info)
 
 
 class _Thread:
     def __init__(self, work):
-        self._work = work
-        self._raised = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        _begun.append(self._thread)
-        self._thread.start()
-
-    def _run(self):
-        try:
-            self._result = self._work()
-        except BaseException as error:
-            self._raised = error
-
-    def done(self):
-        return not self._thread.is_alive()
+        self._future = in_thread(work)
+        self.done = self._future.done
 
     async def result(self):
-        self._thread.join(HUNG)
-        assert self.done(), f"still running after {HUNG:g} s"
-        if self._raised is not None:
-            raise self._raised
-        return self._result
+        return self._future.result(HUNG)
 
 
 class _Task:
     def __init__(self, work):
         self._task = asyncio.create_task(work)
-
-    def done(self):
-        return self._task.done()
+        self.done = self._task.done
 
     async def result(self):
         return await asyncio.wait_for(self._task, HUNG)
@@ -241,26 +180,19 @@ def both_ways(test):
 # --- from a plain function -----------------------------------------------------------------------
 
 
-class Caller(ABC):
+class Caller:
     """Calls locks by one of the ways for a test that is a plain function.
 
     Such a test goes on while a call stands still: it breaks the network, stops the server, sends a
-    signal, and then looks at what became of the call.
+    signal, and then looks at what became of the call. run() returns what a call by the way returns;
+    start() lets it go on beside the test, as another holder: a thread, or a task.
     """
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *exc_info):  # noqa: B027 - threads need no end
+    def __exit__(self, *exc_info):
         """End what was begun."""
-
-    @abstractmethod
-    def run(self, call):
-        """Return what a call by the way returns."""
-
-    @abstractmethod
-    def start(self, call):
-        """Let a call by the way go on beside the test, as another holder: a thread, or a task."""
 
     def acquire(self, lock):
         return self.run(self.way.acquire(lock))
@@ -280,13 +212,14 @@ class Caller(ABC):
         """A block under *lock*."""
         block = self.way.entered(lock)
         lease = self.run(_awaited(block.__aenter__()))
+        error = None, None, None
         try:
             yield lease
-        except BaseException as error:
-            self.run(_awaited(block.__aexit__(type(error), error, error.__traceback__)))
+        except BaseException as raised:
+            error = type(raised), raised, raised.__traceback__
             raise
-        else:
-            self.run(_awaited(block.__aexit__(None, None, None)))
+        finally:
+            self.run(_awaited(block.__aexit__(*error)))
 
     def begin(self, lock):
         """Start to acquire *lock* in another thread or task."""
