@@ -24,16 +24,12 @@ import pytest
 from tests.support.processes import Child
 from tests.support.proxy import Proxy
 from tests.support.servers import (
-    IMAGES,
     KIND,
     KINDS,
-    Kind,
     Server,
     binary,
-    docker_answers,
     made_once,
     missing,
-    shared,
 )
 
 pytest_plugins = [
@@ -108,7 +104,7 @@ class Locks:
 @pytest.fixture(scope="session")
 def shared_servers():
     """One server of each kind for the whole run (of an xdist worker), from when it is asked for."""
-    yield from made_once(shared)
+    yield from made_once(lambda kind: Server(kind).start())
 
 
 @pytest.fixture(scope="session")
@@ -139,16 +135,7 @@ def make_server(request):
     servers = []
 
     def make(kind=None, *arguments, **config):
-        chosen: Kind
-        if kind is not None:
-            chosen = kind
-        elif "server_kind" in request.fixturenames:
-            chosen = request.getfixturevalue("server_kind")
-        else:
-            chosen = KIND
-        if binary(chosen) is None:
-            skip_or_fail(f"no {chosen} program here, and a container cannot be broken as needed")
-        server = Server(chosen, *arguments, **config)
+        server = Server(chosen_kind(request, kind), *arguments, **config)
         servers.append(server)
         on_failure(request, f"log of {server!r}", lambda: server.log)
         return server.start()
@@ -156,6 +143,16 @@ def make_server(request):
     yield make
     for server in servers:
         server.close()
+
+
+def chosen_kind(request, kind=None):
+    """That kind, or that of the test's other servers, or whatever this machine has."""
+    if kind is None:
+        wants = "server_kind" in request.fixturenames
+        kind = request.getfixturevalue("server_kind") if wants else KIND
+    if reason := missing(kind):
+        skip_or_fail(reason)
+    return kind
 
 
 @pytest.fixture
@@ -305,8 +302,7 @@ def pytest_configure():
 
 def pytest_report_header():
     """Say which servers the tests will run on."""
-    origin = IMAGES if docker_answers() else {kind: binary(kind) for kind in KINDS}
-    return [f"{kind} server: {missing(kind) or origin[kind]}" for kind in KINDS]
+    return [f"{kind} server: {missing(kind) or binary(kind)}" for kind in KINDS]
 
 
 @pytest.hookimpl(wrapper=True)

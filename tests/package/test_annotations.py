@@ -57,20 +57,18 @@ def written(code):
     return module
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        """
+OF_LOCKS = {
+    "lock": """
         @distributed_lock("order:{order}")
         def pay(order: ORDER) -> ORDER:
             return "order:7"
         """,
-        """
+    "several": """
         @distributed_lock("order:{order}", "paid:{order}")
         def pay(order: ORDER) -> ORDER:
             return "order:7"
         """,
-        """
+    "method": """
         class Till:
             @distributed_lock("order:{order}")
             def pay(self, order: ORDER) -> ORDER:
@@ -78,7 +76,7 @@ def written(code):
 
         pay = Till().pay
         """,
-        """
+    "view": """
         def lock(function):
             return distributed_lock("order:{order}")(function)
 
@@ -90,25 +88,7 @@ def written(code):
         def pay(order):
             return Till.as_view()(REQUEST, order=order).content.decode()
         """,
-        """
-        @single_instance("order:{order}")
-        def pay(order: ORDER) -> ORDER:
-            return name()
-        """,
-        """
-        def most(order: ORDER) -> ORDER:
-            return 2
-
-        @single_instance(limits=[Limit("order:{order}", most)])
-        def pay(order: ORDER) -> ORDER:
-            return name()
-        """,
-        """
-        @single_instance_task(key="order:{order}")
-        def pay(order: ORDER) -> ORDER:
-            return name()
-        """,
-        """
+    "key function": """
         def key(order: ORDER, **rest: ORDER) -> ORDER:
             return f"order:{order}"
 
@@ -116,40 +96,44 @@ def written(code):
         def pay(self: Task, order: ORDER, **rest: ORDER) -> ORDER:
             return name()
         """,
-        """
-        def most(order: ORDER) -> ORDER:
-            return 2
+}
+JOB = """
+    def most(order: ORDER) -> ORDER:
+        return 2
 
-        @single_instance_task(limits=[Limit("order:{order}", most)])
-        def pay(order: ORDER) -> ORDER:
-            return name()
-        """,
-        """
-        class Pay(SingleInstanceTask):
-            name = "shop.orders.pay"
-            single_instance = {"key": "order:{order}"}
+    @{}
+    def pay(order: ORDER) -> ORDER:
+        return name()
+    """
+OF_JOBS = [
+    'single_instance("order:{order}")',
+    'single_instance(limits=[Limit("order:{order}", most)])',
+    'single_instance_task(key="order:{order}")',
+    'single_instance_task(limits=[Limit("order:{order}", most)])',
+]
+CLASS = """
+    class Pay(SingleInstanceTask):
+        name = "shop.orders.pay"
+        single_instance = {{"key": "order:{{order}}"}}
 
-            def run(self, order: ORDER) -> ORDER:
-                return name()
+        {}
 
-        pay = current_app.register_task(Pay())
-        """,
-        """
-        class Pay(SingleInstanceTask):
-            name = "shop.orders.pay"
-            single_instance = {"key": "order:{order}"}
+    pay = current_app.register_task(Pay())
+    """
+OF_CLASSES = [
+    "def run(self, order: ORDER) -> ORDER: return name()",
+    "@staticmethod\n        def run(order: ORDER) -> ORDER: return name()",
+]
 
-            @staticmethod
-            def run(order: ORDER) -> ORDER:
-                return name()
 
-        pay = current_app.register_task(Pay())
-        """,
+@pytest.mark.parametrize(
+    "code",
+    [
+        *OF_LOCKS.values(),
+        *(JOB.format(decorator) for decorator in OF_JOBS),
+        *(CLASS.format(run) for run in OF_CLASSES),
     ],
-    ids=[
-        *("lock", "several", "method", "view", "job", "limits of a job", "task", "key function"),
-        *("limits of a task", "class", "static"),
-    ],
+    ids=[*OF_LOCKS, *OF_JOBS, *OF_CLASSES],
 )
 def test_a_name_that_only_type_checkers_know_may_be_in_an_annotation(redislock, code):
     module = written(code)

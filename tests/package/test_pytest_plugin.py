@@ -8,6 +8,7 @@ from django_redislock import LockLost, LockTimeout, distributed_lock, signals
 from django_redislock.backends import InMemoryBackend
 from django_redislock.backends.registry import backends
 from django_redislock.rules.stored import Owner
+from django_redislock.testing import LockTestKit
 from tests.support.ways import both_ways
 
 pytest_plugins = ["pytester"]
@@ -26,15 +27,22 @@ async def test_locks_need_no_server(way, redislock):
         ).result()
 
 
+def run_project(pytester, test, *arguments, **more):
+    """Run a module of tests as the one of a project."""
+    pytester.makepyfile(test_project=test, **more)
+    return pytester.runpytest_subprocess(*arguments, "-p", "no:randomly", "-p", "no:xdist")
+
+
+SETTINGS = """
+    REDISLOCK = {
+        "default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": 7, "REPLICAS_ACK": 1},
+        "jobs": {"LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": "jobs"},
+    }
+"""
+
+
 def test_it_comes_by_itself_and_leaves_no_trace(pytester):
-    pytester.makepyfile(
-        project_settings="""
-        REDISLOCK = {
-            "default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": 7, "REPLICAS_ACK": 1},
-            "jobs": {"LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": "jobs"},
-        }
-        """,
-        test_project="""
+    test = """
         import pytest
         from django_redislock import LockUnavailable, distributed_lock
 
@@ -46,20 +54,16 @@ def test_it_comes_by_itself_and_leaves_no_trace(pytester):
             with distributed_lock("lottery", using="jobs"):
                 redislock.assert_locked("lottery", using="jobs")
 
-        def test_every_test_begins_without_locks(redislock):
-            assert distributed_lock("lottery", wait=0).acquire()
-
-        def test_every_test_begins_without_locks_2(redislock):
+        @pytest.mark.parametrize("time", [1, 2])
+        def test_every_test_begins_without_locks(redislock, time):
             assert distributed_lock("lottery", wait=0).acquire()
 
         def test_without_it():
             with pytest.raises(LockUnavailable):
                 distributed_lock("lottery", wait=0).acquire()
-        """,
-    )
-    arguments = ("--ds=project_settings", "-p", "no:randomly", "-p", "no:xdist")
-    result = pytester.runpytest_subprocess(*arguments)
-    result.assert_outcomes(passed=4)
+    """
+    ran = run_project(pytester, test, "--ds=project_settings", project_settings=SETTINGS)
+    ran.assert_outcomes(passed=4)
 
 
 OPTED_IN = """
@@ -104,41 +108,31 @@ OPTED_IN = """
 
 def test_an_option_keeps_forgotten_tests_from_the_servers(pytester):
     pytester.makeini("[pytest]\nredislock_in_memory = true\naddopts = --strict-markers")
-    pytester.makepyfile(
-        project_settings='REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}',
-        test_project=OPTED_IN,
-    )
-    arguments = ("--ds=project_settings", "-p", "no:randomly", "-p", "no:xdist")
-    result = pytester.runpytest_subprocess(*arguments)
-    result.assert_outcomes(passed=6)
+    ran = run_project(pytester, OPTED_IN, "--ds=project_settings", project_settings=SETTINGS)
+    ran.assert_outcomes(passed=6)
 
 
-WITHOUT_PYTEST_DJANGO = """
-    from django_redislock import distributed_lock
-
-    def test_it(redislock):
-        with distributed_lock("lottery"):
-            redislock.assert_locked("lottery")
-"""
-NO_PYTEST_DJANGO = ("-p", "no:django", "-p", "no:randomly", "-p", "no:xdist")
-
-
-def test_without_pytest_django_it_says_what_it_needs(pytester, monkeypatch):
+@pytest.mark.parametrize("has_settings", [False, True])
+def test_without_pytest_django_it_works_with_settings_and_else_says_what_it_needs(
+    pytester, monkeypatch, has_settings
+):
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
-    pytester.makepyfile(WITHOUT_PYTEST_DJANGO)
-    result = pytester.runpytest_subprocess(*NO_PYTEST_DJANGO)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*needs Django's settings: install pytest-django and set DJANGO*"])
+    if has_settings:
+        pytester.makeconftest(
+            "from django.conf import settings\nsettings.configure(REDISLOCK={'default': {}})"
+        )
+    test = """
+        from django_redislock import distributed_lock
 
-
-def test_without_pytest_django_it_works_with_settings(pytester, monkeypatch):
-    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
-    pytester.makeconftest(
-        "from django.conf import settings\nsettings.configure(REDISLOCK={'default': {}})"
-    )
-    pytester.makepyfile(WITHOUT_PYTEST_DJANGO)
-    result = pytester.runpytest_subprocess(*NO_PYTEST_DJANGO)
-    result.assert_outcomes(passed=1)
+        def test_it(redislock):
+            with distributed_lock("lottery"):
+                redislock.assert_locked("lottery")
+    """
+    ran = run_project(pytester, test, "-p", "no:django")
+    ran.assert_outcomes(passed=int(has_settings), errors=int(not has_settings))
+    if not has_settings:
+        needs = "*needs Django's settings: install pytest-django and set DJANGO*"
+        ran.stdout.fnmatch_lines([needs])
 
 
 # --- the kit, in memory and on servers -----------------------------------------------------------
@@ -147,8 +141,6 @@ def test_without_pytest_django_it_works_with_settings(pytester, monkeypatch):
 @pytest.fixture
 def kit():
     """The test kit on whatever REDISLOCK says; the fixture `redislock` is it in memory."""
-    from django_redislock.testing import LockTestKit
-
     return LockTestKit()
 
 
@@ -160,21 +152,14 @@ async def test_simulate_held_by_other(way, place, kit):
         with pytest.raises(LockTimeout, match="another-host:1"):
             async with way.entered(lock):
                 pytest.fail("the block ran")
+    named = Owner(host="web2", pid=7, task="lottery.tasks.draw")
+    with kit.simulate_held_by_other("lottery", owner=named):
+        with pytest.raises(LockTimeout) as raised:
+            await way.entered(lock).__aenter__()
+        assert raised.value.holder == "web2:7 lottery.tasks.draw"
     assert await way.acquire(lock)
-
-
-def test_the_other_may_have_a_name(place, kit):
-    other = Owner(host="web2", pid=7, task="lottery.tasks.draw")
-    held = kit.simulate_held_by_other("lottery", owner=other)
-    with held, pytest.raises(LockTimeout) as raised:
-        distributed_lock("lottery", wait=0).__enter__()
-    assert raised.value.holder == "web2:7 lottery.tasks.draw"
-
-
-def test_nobody_else_can_hold_what_is_held(place, kit):
-    other = kit.simulate_held_by_other("lottery")
-    with distributed_lock("lottery"), pytest.raises(AssertionError, match="'lottery' is held"):
-        other.__enter__()
+    with pytest.raises(AssertionError, match="'lottery' is held"):  # By us, so by nobody else.
+        kit.simulate_held_by_other("lottery").__enter__()
 
 
 @both_ways
@@ -202,18 +187,14 @@ async def test_simulate_lost(way, place, kit, reason):
     assert raised.value.reason == reason
 
 
-def test_an_unknown_reason_of_a_loss_is_refused_with_those_there_are(place, kit):
-    with distributed_lock("lottery") as lease:
-        with pytest.raises(
-            ValueError, match="'expired', 'forced', 'taken', 'unreachable', 'replaced', not"
-        ):
-            kit.simulate_lost("lottery", "stolen")
-        assert lease.held
-
-
-def test_what_nobody_holds_cannot_be_lost(place, kit):
+def test_what_cannot_be_lost_is_said(place, kit):
     with pytest.raises(AssertionError, match="Nobody in this process holds the lock 'lottery'"):
         kit.simulate_lost("lottery")
+    reasons = "'expired', 'forced', 'taken', 'unreachable', 'replaced', not"
+    with distributed_lock("lottery") as lease:
+        with pytest.raises(ValueError, match=reasons):
+            kit.simulate_lost("lottery", "stolen")
+        assert lease.held
 
 
 def test_assert_locked_and_its_opposite(place, kit):

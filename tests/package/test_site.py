@@ -1,6 +1,5 @@
 """The site that `make docs` makes: nothing from outside, every public name, llms.txt."""
 
-import importlib
 import re
 from html import unescape
 
@@ -11,7 +10,7 @@ pytest.importorskip("sphinx")
 from sphinx.util.inventory import InventoryFile
 
 import django_redislock
-from django_redislock import management, signals
+from django_redislock import backends, management, signals
 from tests import ROOT
 from tests.support import docs_site
 
@@ -38,17 +37,15 @@ def test_a_page_loads_nothing_from_another_site(site):
 
 
 def public_names():
-    yield from (f"django_redislock.{name}" for name in django_redislock.__all__)
-    yield from (f"django_redislock.management.{name}" for name in management.__all__)
+    for of in (django_redislock, management, backends):
+        yield from (f"{of.__name__}.{name}" for name in of.__all__)
     for name, value in vars(signals).items():
         if isinstance(value, signals.Signal):
             yield f"django_redislock.signals.{name}"
-    backends = importlib.import_module("django_redislock.backends")
-    yield from (f"django_redislock.backends.{name}" for name in backends.__all__)
-    for act in ("list", "get", "force_release", "pause", "resume", "records"):
-        yield f"django_redislock.held.{act}"
-    yield from ("django_redislock.celery.RunAbandoned", "django_redislock.jobs.current_lease")
-    yield from ("django_redislock.monitors.Sentry", "django_redislock.monitors.Ping")
+    of_held = "list get force_release pause resume records"
+    more = [*(f"held.{act}" for act in of_held.split()), "celery.RunAbandoned"]
+    more += ["jobs.current_lease", "monitors.Sentry", "monitors.Ping"]
+    yield from (f"django_redislock.{name}" for name in more)
 
 
 def test_every_public_name_is_in_the_reference(site):

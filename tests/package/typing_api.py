@@ -1,6 +1,7 @@
 """How the public names look to a type checker. Never run: test_public_api.py has it checked.
 
-What it must refuse is in typing_misuse.py.
+Each line with `type: ignore` is an error for mypy and for pyright. One that they let pass is
+reported, since nothing is there to be ignored; so is an error of another kind.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 from django.contrib.auth.models import Permission
 from django.db.models import QuerySet
@@ -58,6 +59,19 @@ distributed_lock("lottery", release_on_commit=True)
 distributed_lock("account:1", "account:2", wait=5)
 distributed_lock(limits=[Limit("export:acme", 2), Limit("export", 10)])
 
+distributed_lock(7)  # type: ignore[arg-type]
+distributed_lock("lottery", 5)  # type: ignore[arg-type]
+distributed_lock("lottery", ttl="5")  # type: ignore[arg-type]
+distributed_lock("lottery", timeout=5)  # type: ignore[call-arg]
+distributed_lock("lottery", atomic=7)  # type: ignore[arg-type]
+distributed_lock("lottery", limits=["lottery"])  # type: ignore[list-item]
+distributed_lock(["account:1", "account:2"])  # type: ignore[arg-type]
+take_up("baton", wait=5)  # type: ignore[call-arg]
+Limit("export")  # type: ignore[call-arg]
+Limit("export", "2")  # type: ignore[arg-type]
+lock.acquire(wait=5)  # type: ignore[call-arg]
+print(lock.lease.fence)  # type: ignore[union-attr]
+
 # --- the block -----------------------------------------------------------------------------------
 
 with lock as lease:
@@ -76,6 +90,9 @@ with lock as lease:
     lease.on_lost(lambda lost: print(lost.fence))
     lease.on_endangered(lambda endangered: print(endangered.expires_in), left=0.25)
     print(lease.template)
+    lease.fence + "1"  # type: ignore[operator]
+    lease.on_lost(lambda: None)  # type: ignore[arg-type, misc]
+    print(lease.token)  # type: ignore[attr-defined]
 
 
 def code_after_a_block_may_run_only_if_it_did() -> int:
@@ -98,6 +115,10 @@ async def in_a_coroutine() -> None:
     assert_type(await lock.aacquire(), bool)
     assert_type(await lock.alocked(), bool)
     await lock.arelease(success=False)
+    with await lock:  # type: ignore[misc]
+        pass
+    if lock.acquire:  # type: ignore[truthy-function]
+        pass
 
 
 # --- the decorator keeps the function's type -----------------------------------------------------
@@ -122,6 +143,10 @@ as_coroutine: Callable[[int], Coroutine[Any, Any, bytes]] = arender
 
 async def await_it() -> None:
     assert_type(await arender(7), bytes)
+    await arender(7, drafty=True)  # type: ignore[call-arg]
+    await render(7)  # type: ignore[misc]
+    text: str = await arender(7)  # type: ignore[assignment]
+    print(text)
 
 
 class Shelf:
@@ -134,6 +159,11 @@ class Shelf:
 
 
 assert_type(Shelf().sort("title"), list[str])
+render("7")  # type: ignore[arg-type]
+render(7, True)  # type: ignore[call-arg]
+render()  # type: ignore[call-arg]
+Shelf().sort(1)  # type: ignore[arg-type]
+distributed_lock("report")("a string")  # type: ignore[arg-type]
 
 # --- errors --------------------------------------------------------------------------------------
 
@@ -155,6 +185,11 @@ except LockError as error:
 
 a_value_error: ValueError = InvalidLockName("'x'", "it is empty")
 
+
+def of_a_loss(lost: LockLost) -> Literal["stolen"]:
+    return lost.reason  # type: ignore[return-value]
+
+
 # --- leading ---
 
 with leadership("scheduler", ttl=15, max_silence=timedelta(minutes=1)) as term:
@@ -170,12 +205,17 @@ async def lead() -> None:
         assert_type(term, Term)
 
 
+with leadership("scheduler", max_silence="1m") as term:  # type: ignore[arg-type]
+    term.beat(5)  # type: ignore[call-arg]
+
 # --- looking -------------------------------------------------------------------------------------
 
 assert_type(held.list(), HeldLocks)
 assert_type(held.list().partial, bool)
 assert_type(held.get("lottery"), HeldLock | None)
 assert_type(held.force_release("lottery", "0123456789abcdef", by="ann"), bool)
+print(held.get("lottery").name)  # type: ignore[union-attr]
+held.force_release("lottery")  # type: ignore[call-arg]
 
 
 # --- fencing in the database ---------------------------------------------------------------------
@@ -185,6 +225,8 @@ def in_the_database(rows: QuerySet[Permission], lease: Lease) -> None:
     done = fenced_update(rows, lease, name="drawn")
     assert_type(done.updated, int)
     assert_type(done.refused, int)
+    fenced_update(lease, rows)  # type: ignore[arg-type]
+    fenced_update(rows, 7)  # type: ignore[arg-type]
 
 
 # --- jobs ----------------------------------------------------------------------------------------
@@ -217,6 +259,12 @@ assert_type(load.lock_name("eu"), str)
 assert_type(load.__wrapped__("eu"), Any)
 as_awaitable: Callable[[str], Coroutine[Any, Any, int | Skipped]] = fetch
 assert_type(Importer().clear("eu"), int | Skipped)
+load(1)  # type: ignore[arg-type]
+load.lock_name(1)  # type: ignore[arg-type]
+load("eu").append("us")  # type: ignore[union-attr]
+single_instance(limit="3")  # type: ignore[call-overload]
+single_instance(on_conflict="retry")  # type: ignore[call-overload]
+single_instance(monitor="https://example.org")  # type: ignore[arg-type]
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -232,6 +280,8 @@ def draw(draw_id: int, *, dry: bool = False) -> str:
 @single_instance_task(60, key="sync:{customer_id}", bind=True, acks_late=True, limit=2)
 def sync(self: SingleInstanceTask, customer_id: int) -> str:
     assert_type(self.lease, Lease | None)
+    print(self.lease.fence)  # type: ignore[union-attr]
+    print(current_lease().fence)  # type: ignore[union-attr]
     if self.lease and not self.lease.held:
         raise self.retry(countdown=5)
     return str(customer_id)
@@ -265,6 +315,21 @@ chain = draw.s(7) | sync.s()
 chain = draw.si(7) | sync.si(7)
 print(sync.name, sync.lock_name((7,), {}))
 as_task: SingleInstanceTask = sync
+draw("7")  # type: ignore[arg-type]
+draw(7).upper()  # type: ignore[union-attr]
+draw.delay("7")  # type: ignore[call-overload]
+draw.delay()  # type: ignore[call-overload]
+draw.delay(7, wet=True)  # type: ignore[call-overload]
+draw.delay(7, baton=lease)  # type: ignore[call-overload]
+draw.delay_on_commit("7")  # type: ignore[arg-type]
+draw.si("7")  # type: ignore[arg-type]
+sync.delay(sync, 7)  # type: ignore[call-overload]
+sync("7")  # type: ignore[arg-type]
+single_instance_task(ttl="5")  # type: ignore[call-overload]
+single_instance_task(limit="3")  # type: ignore[call-overload]
+single_instance_task(on_conflict="skp")  # type: ignore[call-overload]
+single_instance_task(on_unavailable="skip", bind=True)  # type: ignore[call-overload]
+single_instance_task(once="redis")  # type: ignore[call-overload]
 
 # --- monitors, signals, tests --------------------------------------------------------------------
 
@@ -286,7 +351,18 @@ def note(sender: Any, lease: Lease, **kwargs: Any) -> None:
 
 
 signals.lock_lost.connect(note)
+signals.lock_acquired.connect("print")  # type: ignore[arg-type]
+Ping(timeout=5)  # type: ignore[call-arg]
+
+
+class Mine(Monitor):
+    def started(self, run: str) -> None:  # type: ignore[override]
+        print(run)
+
+
+Mine().succeeded(Run)  # type: ignore[call-arg, arg-type]
 
 with LockTestKit() as kit, kit.simulate_held_by_other("lottery"):
     kit.advance(timedelta(days=1))
     assert_type(kit.simulate_lost("report", "forced"), Lease)
+    kit.simulate_lost("lottery", "stolen")  # type: ignore[arg-type]

@@ -16,13 +16,12 @@ import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_redislock.rules.keys import IN_BUCKETS, bucket_of, hash_tag
-from tests.conftest import Locks, on_failure, skip_or_fail
+from tests.conftest import Locks, chosen_kind, on_failure
 from tests.support.servers import (
     KIND,
     Group,
     Server,
     ServerStartError,
-    binary,
     free_port,
     made_once,
     trust_each_other,
@@ -44,9 +43,7 @@ class Cluster(Group):
         config: See Server.
     """
 
-    unhurried = 60.0
-
-    def __init__(self, kind, *, masters=3, replicas=0, node_timeout=unhurried, tls=False, **config):
+    def __init__(self, kind, *, masters=3, replicas=0, node_timeout=60.0, tls=False, **config):
         self.kind = kind
         self._config = {
             "cluster_enabled": "yes",
@@ -313,11 +310,11 @@ def make_cluster(request):
     """Start clusters of the test's own, to be broken."""
     made = []
 
-    def make(kind=None, **options):
-        cluster = _started(kind, **options)
+    def make(kind=KIND, **options):
+        cluster = Cluster(chosen_kind(request, kind), **options)
         made.append(cluster)
         on_failure(request, "what the nodes wrote", cluster.report)
-        return cluster
+        return cluster.__enter__()
 
     yield make
     for cluster in made:
@@ -327,17 +324,10 @@ def make_cluster(request):
 @pytest.fixture(scope="session")
 def shared_cluster():
     """A cluster for the whole run (of an xdist worker), to use and not to break."""
-    yield from made_once(_started)
+    yield from made_once(lambda: Cluster(KIND).__enter__())
 
 
 @pytest.fixture
 def cluster(shared_cluster):
     """The shared cluster."""
     return shared_cluster()
-
-
-def _started(kind=None, **options):
-    kind = kind or KIND
-    if binary(kind) is None:
-        skip_or_fail(f"no {kind} program here, of which a cluster could be made")
-    return Cluster(kind, **options).__enter__()

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import uuid
-from abc import abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,15 +110,21 @@ def _programs():
 class DatabaseServer(RunServer):
     """A server that is reached by a socket in its folder."""
 
-    @abstractmethod
+    socket = ""
+
     def new_database(self):
         """Make an empty database, and return it as DATABASES describes one."""
+        name, host = f"test_{uuid.uuid4().hex[:12]}", str(self.folder / self.socket)
+        self.run(f"CREATE DATABASE {name}", host)
+        engine = f"django.db.backends.{self.engine}"
+        return {"ENGINE": engine, "NAME": name, "HOST": host, "USER": self.superuser}
 
 
 class Postgres(DatabaseServer):
     """PostgreSQL; it refuses to run as root, so then it runs as nobody."""
 
     name = POSTGRES
+    engine, superuser = "postgresql", "postgres"
     ready = "ready to accept connections"
     ended_by = signal.SIGQUIT  # At once; killed, it would leave shared memory behind.
 
@@ -145,21 +150,19 @@ class Postgres(DatabaseServer):
         options = ["-k", self.folder, "-h", "", "-F", "-N", CONNECTIONS]
         return [[programs / "postgres", "-D", data, *options]]
 
-    def new_database(self):
+    def run(self, sql, host):
         import psycopg
 
-        name = f"test_{uuid.uuid4().hex[:12]}"
-        how = {"host": str(self.folder), "user": "postgres"}
-        with psycopg.connect(dbname="postgres", autocommit=True, **how) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        engine = "django.db.backends.postgresql"
-        return {"ENGINE": engine, "NAME": name, "HOST": str(self.folder), "USER": "postgres"}
+        how = {"dbname": "postgres", "user": self.superuser, "autocommit": True}
+        with psycopg.connect(host=host, **how) as connection:
+            connection.execute(sql)
 
 
 class MariaDB(DatabaseServer):
     """MariaDB on an empty folder: without tables of rights, everybody may do everything."""
 
     name = MARIADB
+    engine, superuser, socket = "mysql", "root", "socket"
     ready = "ready for connections"
 
     def prepare(self):
@@ -180,15 +183,11 @@ class MariaDB(DatabaseServer):
         flags = ["--no-defaults", "--skip-networking", "--skip-grant-tables"]
         return [[program, *flags, *(f"--{name}={one}" for name, one in arguments.items())]]
 
-    def new_database(self):
+    def run(self, sql, host):
         import pymysql
 
-        name = f"test_{uuid.uuid4().hex[:12]}"
-        socket = str(self.folder / "socket")
-        with pymysql.connect(unix_socket=socket, user="root") as connection:
-            connection.cursor().execute(f"CREATE DATABASE {name}")
-        engine = "django.db.backends.mysql"
-        return {"ENGINE": engine, "NAME": name, "HOST": socket, "USER": "root"}
+        with pymysql.connect(unix_socket=host, user=self.superuser) as connection:
+            connection.cursor().execute(sql)
 
 
 @pytest.fixture(scope="session")

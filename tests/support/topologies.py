@@ -11,14 +11,13 @@ def test_a_failover(make_watched, settings, key_prefix):
 import pytest
 import redis
 
-from tests.conftest import Locks, on_failure, skip_or_fail
+from tests.conftest import Locks, chosen_kind, on_failure
 from tests.support.servers import (
     KIND,
     KINDS,
     Group,
     Sentinel,
     Server,
-    binary,
     made_once,
     missing,
     trust_each_other,
@@ -40,13 +39,11 @@ class Watched(Group):
         tls: All of them speak TLS only. Redis only.
     """
 
-    unhurried = 60.0
-
     def __init__(
         self,
         kind,
         *,
-        down_after=unhurried,
+        down_after=60.0,
         failover_timeout=3.0,
         password="",
         sentinel_password="",
@@ -240,10 +237,10 @@ def make_watched(request):
     made = []
 
     def make(kind=None, **options):
-        watched = _started(kind or _kind(request), **options)
+        watched = Watched(chosen_kind(request, kind), **options)
         made.append(watched)
         on_failure(request, "what the sentinels wrote", watched.report)
-        return watched
+        return watched.__enter__()
 
     yield make
     for watched in made:
@@ -253,7 +250,7 @@ def make_watched(request):
 @pytest.fixture(scope="session")
 def shared_watched():
     """A topology for the whole run (of an xdist worker), to use and not to break."""
-    yield from made_once(lambda: _started(KIND))
+    yield from made_once(lambda: Watched(KIND).__enter__())
 
 
 @pytest.fixture(scope="session")
@@ -276,15 +273,3 @@ def shared_quorum(shared_servers):
 def watched(shared_watched):
     """The shared topology."""
     return shared_watched()
-
-
-def _started(kind, **options):
-    if binary(kind) is None:
-        skip_or_fail(f"no {kind} program here, of which sentinels could be made")
-    return Watched(kind, **options).__enter__()
-
-
-def _kind(request):
-    if "server_kind" in request.fixturenames:
-        return request.getfixturevalue("server_kind")
-    return KIND
