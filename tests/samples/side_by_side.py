@@ -57,11 +57,11 @@ def leave(child):
 def pairs_together(versions, begin):
     """Of which two versions two processes are in the block at the same time."""
     found = set()
-    ones, others = ({version: begin() for version in versions} for _ in range(2))
+    one, other = begin(), begin()
     for first, second in itertools.product(versions, repeat=2):
-        assert enters(ones[first], first)
-        if enters(others[second], second):
+        assert enters(one, first)
+        if enters(other, second):
             found.add((first, second))
-            leave(others[second])
-        leave(ones[first])
+            leave(other)
+        leave(one)
     return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -157,23 +159,17 @@ def in_fork(function, timeout=HUNG, fork=os.fork):
         finally:
             os._exit(status)
     os.close(writing)
+    deadline, data, is_open = time.monotonic() + timeout, b"", True
     try:
-        return json.loads(_read_all(reading, pid, timeout) or "null")
+        while is_open:
+            if not select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                raise AssertionError(f"the forked child did not end within {timeout:g} s")
+            chunk = os.read(reading, 65536)
+            data += chunk
+            is_open = bool(chunk)
+        return json.loads(data or "null")
     finally:
         os.close(reading)
         os.waitpid(pid, 0)
-
-
-def _read_all(reading, pid, timeout):
-    import select
-    import signal
-
-    deadline, data = time.monotonic() + timeout, b""
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        chunk = os.read(reading, 65536)
-        if not chunk:
-            return data
-        data += chunk
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    raise AssertionError(f"the forked child did not end within {timeout:g} s")

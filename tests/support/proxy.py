@@ -33,9 +33,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tests.support.servers import Endpoint, free_port
 from tests.support.waiting import HUNG, wait_until
@@ -48,21 +47,18 @@ CONFIRMATIONS = {
     prefix + verb for prefix in (b"", b"p", b"s") for verb in (b"subscribe", b"unsubscribe")
 }
 
-Args = tuple[bytes, ...]
-Match = str | bytes | Callable[[Args], bool] | None
-
 
 @dataclass(slots=True)
 class Command:
     """A command that a client sent."""
 
     name: str  # In capitals.
-    args: Args  # Without the name.
+    args: tuple  # Without the name, as bytes.
     link: int  # Number of the connection, from 1.
     time: float  # When it came, by time.monotonic().
     action: str = "pass"  # What became of it.
     seconds: float = 0  # How long a timed action takes.
-    rule: Rule | None = None
+    rule: object = None
     frames_due: int = 1  # One, but for SUBSCRIBE a b c, which is confirmed thrice.
 
     def __str__(self):
@@ -78,7 +74,7 @@ class Rule:
     action: str
     seconds: float
     left: float  # How often it will still act.
-    match: Callable[[Args], bool]
+    match: object  # Says whether it is for a command with these arguments.
     probability: float | None
     hits: int = 0  # How often it has acted; "after" rules act once the server has run the command.
 
@@ -86,14 +82,17 @@ class Rule:
         """Return once the rule has acted."""
         wait_until(lambda: self.hits >= hits, timeout, f"rule {self.name} {self.action} acts")
 
+    def is_for(self, name, args):
+        is_named = name == self.name or (self.name[-1] == "*" and name.startswith(self.name[:-1]))
+        return bool(self.left and is_named and self.match(args))
 
-@dataclass(slots=True)
-class Frame:
+
+class Frame(NamedTuple):
     """One whole reply or push, as it came and as values."""
 
     raw: bytes
     kind: bytes  # The first byte: + - : $ * > and so on.
-    value: Any
+    value: object
 
     @property
     def head(self):
@@ -263,7 +262,7 @@ class Proxy(Endpoint):
         with self._lock:
             self.log.append(command)
             for rule in self._rules:
-                if not (rule.left and _names(rule.name, name) and rule.match(args)):
+                if not rule.is_for(name, args):
                     continue
                 if rule.probability is None or self._random.random() < rule.probability:
                     rule.left -= 1
@@ -288,7 +287,7 @@ class Proxy(Endpoint):
     def rewritten(self, command, frame):
         """The reply to a command as its client is to see it."""
         change = self._rewrites.get(command.name)
-        return frame if change is None else replace(frame, raw=change(frame.raw))
+        return frame if change is None else frame._replace(raw=change(frame.raw))
 
     def drops(self, push):
         """Log a push and decide whether it is lost."""
@@ -567,15 +566,9 @@ def _read_value(stream, raw):
     return kind, rest  # A line of its own, or a null ($-1, *-1, _).
 
 
-def _names(wanted, name):
-    return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
-
-
 def _matcher(match):
-    if match is None:
-        return lambda args: True
-    if callable(match):
-        return match
+    if match is None or callable(match):
+        return match or (lambda args: True)
     wanted = match.encode() if isinstance(match, str) else match
     return lambda args: any(wanted in arg for arg in args)
 

@@ -31,24 +31,32 @@ def test_the_page_is_that_of_today():
     assert PAGE.read_text() == page(), "run python -m tests.support.claims"
 
 
+@pytest.fixture
+def collect(pytester):
+    """Collect tests with these marks."""
+
+    def run(source, *arguments):
+        pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
+        pytester.makepyfile(f"import pytest\n{source}")
+        scope = "asyncio_default_fixture_loop_scope=function"
+        return pytester.runpytest("--collect-only", "-o", scope, *arguments)
+
+    return run
+
+
 @pytest.mark.parametrize("names", ['"P11"', '"R1", "R0"', '"N8"', ""])
-def test_a_test_of_what_nobody_claimed_is_refused(names, pytester):
-    pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
-    pytester.makepyfile(f"import pytest\n@pytest.mark.proves({names})\ndef test_it(): pass")
-    result = pytester.runpytest("-o", "asyncio_default_fixture_loop_scope=function")
-    result.assert_outcomes(errors=1)
+def test_a_test_of_what_nobody_claimed_is_refused(names, collect):
+    result = collect(f"@pytest.mark.proves({names})\ndef test_it(): pass")
     result.stdout.fnmatch_lines(["*test_it proves *P1 to P10, R1 to R15, N1 to N7*"])
+    assert result.ret != 0
 
 
-def test_the_tests_of_one_claim_run_alone(pytester):
-    pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
-    pytester.makepyfile(
-        "import pytest\n"
+def test_the_tests_of_one_claim_run_alone(collect):
+    result = collect(
         '@pytest.mark.proves("P1", "R2")\ndef test_one(): pass\n'
         '@pytest.mark.proves("P2")\ndef test_two(): pass\n'
-        "def test_three(): pass\n"
+        "def test_three(): pass\n",
+        *("--proves", "R2"),
     )
-    scope = "asyncio_default_fixture_loop_scope=function"
-    result = pytester.runpytest("--proves", "R2", "--collect-only", "-o", scope)
     result.stdout.fnmatch_lines(["*test_one*"])
     result.stdout.no_fnmatch_line("*Function test_t*")

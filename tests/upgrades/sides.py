@@ -13,6 +13,8 @@ import threading
 from functools import partialmethod
 from itertools import count
 
+import django_redislock
+from django_redislock import distributed_lock, held, single_instance, single_instance_task, take_up
 from tests.support.processes import Child, hear, say
 from tests.support.waiting import HUNG, wait_until
 
@@ -29,7 +31,7 @@ class Refused(Exception):
 
 
 class Order:
-    """Something that a side was told to do."""
+    """Something that a side was told to do; result() raises Refused if the side raised."""
 
     def __init__(self, side, number):
         self._side = side
@@ -41,11 +43,7 @@ class Order:
         return self._side.has_answered(self._number)
 
     def result(self):
-        """Return what came of it.
-
-        Raises:
-            Refused: The side raised an exception.
-        """
+        """Return what came of it."""
         wait_until(lambda: self.done, HUNG, f"the side answers order {self._number}")
         answer, refusal = self._side.answers[self._number]
         if refusal:
@@ -66,13 +64,9 @@ class Side:
         self.child = Child(serve, redislock=redislock, package=package, forked=forked)
         self.answers = {}
         self._numbers = count(1)
+        self.pid = self.child.pid
         found = self.child.read()
         assert found.startswith(package), f"{found} is not of {package}"
-
-    @property
-    def pid(self):
-        """The process id."""
-        return self.child.pid
 
     def begin(self, act, *args, **options):
         """Have it begin an act: the name of a function below, and its arguments."""
@@ -104,8 +98,6 @@ class Side:
 
 def serve():
     """Obey, each order in a thread of its own."""
-    import django_redislock
-
     say(django_redislock.__file__)
     telling = threading.Lock()
 
@@ -158,15 +150,11 @@ _blocks = {}
 
 def take(*names, key="", **options):
     """Enter a block under a lock, or several; its *key*, by default its first name, ends it."""
-    from django_redislock import distributed_lock
-
     return _enter(key or names[0], distributed_lock(*names, **options))
 
 
 def take_over(baton, key):
     """Enter a block with the lease that was handed over."""
-    from django_redislock import take_up
-
     return _enter(key, take_up(baton))
 
 
@@ -194,33 +182,18 @@ def hand_over(key):
 
 def locked(name):
     """Whether anybody holds the lock."""
-    from django_redislock import distributed_lock
-
     return distributed_lock(name).locked()
 
 
 def rows():
     """The locks that are held, as operators see them."""
-    from django_redislock import held
-
-    return [
-        {
-            "name": one.name,
-            "state": one.state,
-            "id": one.id,
-            "fence": one.fence,
-            "pid": one.owner.pid,
-            "permit": one.permit,
-            "waiters": one.waiters,
-        }
-        for one in held.list()
-    ]
+    names = "name", "state", "id", "fence", "permit", "waiters"
+    found = held.list()
+    return [{name: getattr(one, name) for name in names} | {"pid": one.owner.pid} for one in found]
 
 
 def seen(name):
     """Who waits for the lock, and who had it before."""
-    from django_redislock import held
-
     detail = held.detail(name)
     return {
         "waiters": [one.owner.pid for one in detail.waiters],
@@ -230,29 +203,22 @@ def seen(name):
 
 def force_release(name, id):  # noqa: A002
     """End a lease as an operator does."""
-    from django_redislock import held
-
     return held.force_release(name, id)
 
 
 def keep(name, seconds):
     """Keep the lock from everybody."""
-    from django_redislock import held
-
     pause = getattr(held, "pause", None) or held.hold  # As the former version called it.
     return pause(name, seconds, by="ann", reason="maintenance")
 
 
 def give_back(name):
     """End that."""
-    from django_redislock import held
-
     return (getattr(held, "resume", None) or held.unhold)(name)
 
 
 def job(name, *, fails=False, **options):
     """Run a job of which one instance runs at a time."""
-    from django_redislock import single_instance
 
     @single_instance(name, **options)
     def body() -> str:
@@ -265,20 +231,13 @@ def job(name, *, fails=False, **options):
 
 def record(name):
     """Who ran last under the lock with which end, and how often it was skipped since."""
-    from django_redislock import held
-
     (found,) = [one for one in held.records() if one.name == name]
-    last = {
-        "success": found.last_success,
-        "failure": found.last_failure,
-        "skip": found.last_skip,
-    }
+    last = {kind: getattr(found, f"last_{kind}") for kind in ("success", "failure", "skip")}
     return {kind: run and run.owner.pid for kind, run in last.items()} | {"skips": found.skips}
 
 
 def database_job(databases, name):
     """Run a task whose success is committed with its effects."""
-    from django_redislock import single_instance_task
     from tests.effects.models import Entry
     from tests.support.celery_app import EAGER, celery_app
     from tests.support.databases import use

@@ -27,10 +27,14 @@ pytestmark = [
     pytest.mark.no_permit("both versions have locks and permits here"),
 ]
 
-with_servers = places(*(name for name in PLACES if name != MEMORY))
-# A quorum keeps no records of runs.
-with_records = places(*(name for name in PLACES if name not in {MEMORY, QUORUM}))
-with_queue = places(*(name for name in PLACES if name not in {MEMORY, UNSCRIPTED, QUORUM}))
+
+def places_but(*names):
+    return places(*(name for name in PLACES if name not in {MEMORY, *names}))
+
+
+with_servers = places_but()
+with_records = places_but(QUORUM)  # It keeps no records of runs, nor batons.
+with_queue = places_but(UNSCRIPTED, QUORUM)
 
 NAME = "lottery"
 SHORT = 2.0  # Seconds: a ttl whose end is waited for.
@@ -245,6 +249,7 @@ def test_operators_see_the_waiters_and_the_past_of_the_other(place, old, new):
     for holder, other in both_ways(old, new):
         name = f"past of {holder.pid}"
         lease = holder.take(name)
+        waiting = None
         if place.name != QUORUM:
             waiting = other.begin("take", name, wait=HUNG)
             for side in (holder, other):
@@ -253,7 +258,7 @@ def test_operators_see_the_waiters_and_the_past_of_the_other(place, old, new):
         assert refusal(holder, "free", name).kind == "LockLost"
         for side in (holder, other):
             assert [holder.pid, "forced"] in side.does("seen", name)["past"]
-        if place.name != QUORUM:
+        if waiting:
             waiting.result()
             other.free(name)
 
@@ -312,7 +317,7 @@ def test_each_reads_the_records_that_the_other_has_added_to(place, old, new):
 
 
 @needs_scripts
-@places(*(name for name in PLACES if name not in {MEMORY, QUORUM}))
+@with_records
 def test_one_takes_up_what_the_other_has_handed_over(place, old, new):
     for giver, taker in both_ways(old, new):
         for name, options in ((NAME, {}), ("gpu", {"limit": 2})):
