@@ -257,8 +257,10 @@ def test_a_probe_finds_what_had_no_success_for_so_long(locks):
     ran("nightly")
     each = "Each had a success in the last 1 d 2 h.\n"
     assert locks_command("runs", *FRESH) == Outcome(0, each, "")
+    assert locks_command("runs", *FRESH, "-v", "0") == Outcome(0, "", "")  # cron mails nothing.
     assert locks_command("runs", "nightly", *FRESH, "--json") == Outcome(0, "[]\n", "")
     make_older(locks, "nightly", 27)
+    assert "nightly" in locks_command("runs", "nightly", *FRESH, "-v", "0").out
     assert locks_command("runs", "nightly", *FRESH).status == 1
     assert locks_command("runs", "nightly", *FRESH[:-1]).status == 0
     assert locks_command("runs", "nightly", "--no-success-for", "28h", "--fail").status == 0
