@@ -1,10 +1,10 @@
 """Several locks as one: all are taken or none, whatever the order they are written in."""
 
+import asyncio
 import math
 from contextlib import asynccontextmanager
 
 import pytest
-from asgiref.sync import async_to_sync
 
 from django_redislock import (
     InvalidLockName,
@@ -122,7 +122,7 @@ async def test_nobody_who_waits_for_a_lock_holds_a_later_one(way, place):
 # --- the handle ----------------------------------------------------------------------------------
 
 
-@needs_scripts
+@places(KIND, MEMORY)
 @both_ways
 async def test_the_fields_of_each_name_are_the_arguments(way, place):
     def transfer(source, target=2):
@@ -134,6 +134,7 @@ async def test_the_fields_of_each_name_are_the_arguments(way, place):
     assert await way.call(locked, 2) == [TO, "bank"]
 
 
+@places(KIND, MEMORY)
 @both_ways
 async def test_who_holds_one_of_them_already_is_told_so_at_once(way, place):
     async with way.entered(distributed_lock(TO)):
@@ -142,6 +143,7 @@ async def test_who_holds_one_of_them_already_is_told_so_at_once(way, place):
         assert await is_locked(way, FROM) == [False]
 
 
+@places(KIND, MEMORY)
 @both_ways
 async def test_reentrant_nests_what_is_held_and_takes_the_rest(way, place):
     async with way.entered(distributed_lock(FROM)) as outer:
@@ -162,7 +164,7 @@ async def test_min_hold_keeps_each_of_them(way, place):
     assert await is_locked(way, FROM, TO) == [True, True]
 
 
-@needs_scripts
+@places(KIND, MEMORY)
 @both_ways
 async def test_operators_see_each_name_and_what_it_belongs_to(way, place):
     async with way.entered(distributed_lock(TO, FROM)):
@@ -245,9 +247,10 @@ def test_a_field_that_is_no_argument_is_refused():
         distributed_lock(FROM, "account:{nobody}")(lambda source: source)
 
 
+@places(KIND, MEMORY)
 def test_its_lease_cannot_be_handed_over(place):
     with distributed_lock(FROM, TO) as lease:
-        for hand_over in (lease.hand_over, async_to_sync(lease.ahand_over)):
+        for hand_over in (lease.hand_over, lambda: asyncio.run(lease.ahand_over())):
             with pytest.raises(LockMisuse, match="Take each lock by a distributed_lock"):
                 hand_over()
         assert lease.held

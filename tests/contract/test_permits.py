@@ -30,6 +30,7 @@ from django_redislock.rules.stored import DoneMarkers, Owner
 from tests.support.attempts import attempt
 from tests.support.matrix import MEMORY, everywhere, in_turn, needs_records, needs_scripts, places
 from tests.support.others import release_form, waiters
+from tests.support.servers import KIND
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways, in_thread
 
@@ -131,6 +132,7 @@ def test_waiters_are_served_in_turn_over_all_permits(caller, locks):
         caller.release(lock)
 
 
+@places(KIND, MEMORY)
 @both_ways
 async def test_a_lease_without_a_limit_has_no_permit(way, place):
     async with way.entered(distributed_lock("lottery")) as lease:
@@ -361,7 +363,7 @@ async def test_who_waits_for_the_narrow_one_does_not_hold_the_wide_one(way, plac
     assert await waiting.result() == 2
 
 
-@in_turn
+@places(KIND, MEMORY)
 @both_ways
 async def test_names_and_numbers_are_made_of_the_arguments(way, place):
     plans = {"acme": 2, "other": 3}
@@ -392,7 +394,7 @@ async def test_several_names_with_a_limit_have_it_each(way, place):
         assert await way.locked(gpu())
 
 
-def test_what_makes_no_sense_is_refused(place):
+def test_what_makes_no_sense_is_refused():
     for limits in ([], {}, "export", 3):
         with pytest.raises(ValueError, match="limits must be a list of at least one Limit"):
             distributed_lock(limits=limits)

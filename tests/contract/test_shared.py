@@ -176,6 +176,7 @@ async def test_a_block_that_was_released_within_a_block_leaves_the_outer_one_alo
     assert not await way.locked(lock)
 
 
+@pytest.mark.no_permit("it has a limit of its own")
 @both_ways
 async def test_what_is_acquired_here_can_be_released_there(way, place):
     lock = distributed_lock("lottery", limit=2)

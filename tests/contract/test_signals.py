@@ -1,12 +1,12 @@
 """Signals tell what happened to locks, after the fact, and no receiver can do harm."""
 
+import asyncio
 import signal as os_signals
 import threading
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
-from asgiref.sync import async_to_sync
 
 from django_redislock import (
     Lease,
@@ -249,9 +249,12 @@ def block():
         pytest.fail("the block has begun")
 
 
-async def ablock():
-    async with distributed_lock("lottery"):
-        pytest.fail("the block has begun")
+def block_in_a_loop():
+    async def ablock():
+        async with distributed_lock("lottery"):
+            pytest.fail("the block has begun")
+
+    asyncio.run(ablock())
 
 
 def work_for_later():
@@ -280,7 +283,7 @@ def connected_prompt(receiver, signal):
     [
         (connected, interrupted, block),
         (connected_prompt, interrupted, block),
-        (connected, ainterrupted, async_to_sync(ablock)),
+        (connected, ainterrupted, block_in_a_loop),
         (nullcontext, None, work_for_later),
         (nullcontext, None, callback_of_a_loss),
     ],
@@ -314,10 +317,12 @@ async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way, place):
         assert await way.acquire(lost)
         place.lose_data()
         await way.until(lambda: entered)
-        async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
-            await way.until(lambda: lease.renewals)
-            assert lease.held
-        go_on.set()
+        try:
+            async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
+                await way.until(lambda: lease.renewals)
+                assert lease.held
+        finally:
+            go_on.set()
 
 
 @both_ways
@@ -414,7 +419,7 @@ async def test_a_program_may_replace_the_list_of_receivers(way, locks, monkeypat
             ([*before, of_other], ["prompt", "other"]),
             ([*before], ["prompt"]),
         ):
-            monkeypatch.setattr(signal, "receivers", receivers)
-            assert await told_now() == expected
-        monkeypatch.undo()
+            with monkeypatch.context() as patched:
+                patched.setattr(signal, "receivers", receivers)
+                assert await told_now() == expected
     assert await told_now() == []

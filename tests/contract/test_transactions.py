@@ -645,7 +645,7 @@ assert len(warned) == 2, warned
 
 
 @pytest.mark.parametrize("installed", ["installed", "not installed"])
-@pytest.mark.parametrize("opened", ["before setup", "in ready", "later"])
+@pytest.mark.parametrize("opened", ["before setup", "in ready"])
 def test_connections_that_were_open_before_our_app_was_ready_are_noticed(opened, installed):
     python("-c", EARLY, opened, installed)
 
