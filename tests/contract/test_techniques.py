@@ -2,7 +2,7 @@
 
 Four of the ten are what other files are about: a check before the resource is touched (6,
 test_lease.py), holds that are counted (7, test_reentrant.py), a wait time and a lease time (8,
-test_wait.py), renewals up to a maximum (9, test_watchdog.py). The eleventh, the lottery that all of
+test_wait.py), renewals up to a maximum (9, test_holds.py). The eleventh, the lottery that all of
 them are for, is tests/demo/test_lottery.py and `make demo`.
 """
 
