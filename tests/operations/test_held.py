@@ -7,12 +7,24 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
-from tests.support.matrix import QUORUM, everywhere, in_turn, needs_scripts, on_servers
+from tests.support.matrix import (
+    MEMORY,
+    QUORUM,
+    everywhere,
+    in_turn,
+    needs_scripts,
+    on_servers,
+    places,
+)
 from tests.support.others import waiters
+from tests.support.servers import KINDS
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 pytestmark = needs_scripts
+
+# What is the same code in each place.
+anywhere = places(*KINDS, MEMORY)
 
 
 def seen(name):
@@ -59,6 +71,7 @@ def test_a_list_is_in_the_order_in_which_the_leases_end_and_says_when_it_is_part
         handle.release()
 
 
+@anywhere
 @pytest.mark.parametrize("look", [held.list, held.every])
 def test_a_state_that_there_is_not_is_refused_and_not_nowhere(place, look):
     only = held.Selection(state="overdu")
@@ -238,6 +251,7 @@ def test_an_id_that_is_none_releases_nothing(place):
         lease.ensure_held(verify=True)
 
 
+@anywhere
 def test_the_audit_log_tells_who_released_what(place, caplog):
     caplog.set_level(logging.INFO, "django_redislock.audit")
     with pytest.raises(LockLost), distributed_lock("lottery") as lease:  # noqa: PT012 - by leaving the block

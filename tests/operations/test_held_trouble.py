@@ -14,8 +14,17 @@ from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import LONGEST_OWNER, Owner
 from django_redislock.testing import LockTestKit
 from tests.support.backends import DEFAULTS
-from tests.support.matrix import everywhere, in_turn, needs_scripts, on_servers, unscripted
+from tests.support.matrix import (
+    MEMORY,
+    everywhere,
+    in_turn,
+    needs_scripts,
+    on_servers,
+    places,
+    unscripted,
+)
 from tests.support.others import held_by_other, hold, queued
+from tests.support.servers import KINDS
 from tests.support.stored import NAME, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways, in_thread
@@ -95,6 +104,7 @@ def test_a_holder_that_dies_between_renewals_is_overdue(locks, spawn):
     wait_until(lambda: seen().state == "overdue")
 
 
+@places(*KINDS, MEMORY)
 def test_a_lease_that_ends_by_max_hold_is_never_overdue(place):
     limits = [6.0, 9.0, 9.0375, 15.0]
     locks = [distributed_lock(str(limit), ttl=9, max_hold=limit) for limit in limits]
@@ -363,6 +373,7 @@ def test_huge_members_of_an_index_are_not_read(place, sent):
         assert sent() < MUCH
 
 
+@places(*KINDS, MEMORY)
 def test_an_owner_with_endless_names_is_cut_and_stays_readable(place):
     long = "\U0001f512" * 1000
     owner = Owner(host="web-3", pid=7, thread=long, command=long, path=long, task=long)

@@ -166,18 +166,19 @@ def site(settings):
 # --- class-based views ----------------------------------------------------------------------------
 
 
-@each_view
-def test_a_view_runs_under_the_lock_of_its_arguments(place, view):
+def test_a_view_runs_under_the_lock_of_its_arguments(place):
     for _ in range(2):
-        response = Client().get(f"/{view}/7")
+        response = Client().get("/of-method/7")
         assert (response.status_code, response.content) == (200, b"v:7")
     assert held.list() == []
 
 
 @each_view
-async def test_it_does_in_an_event_loop(place, view):
-    response = await AsyncClient().get(f"/{view}/7")
-    assert (response.status_code, response.content) == (200, b"v:7")
+async def test_each_kind_of_view_does_with_and_without_an_event_loop(redislock, view):
+    responses = [await AsyncClient().get(f"/{view}/7")]
+    responses.append(await asyncio.to_thread(Client().get, f"/{view}/7"))
+    for response in responses:
+        assert (response.status_code, response.content) == (200, b"v:7")
     assert held.list() == []
 
 
@@ -364,7 +365,7 @@ def test_a_loss_stays_an_error_as_the_work_may_be_done():
 # --- Django REST framework ------------------------------------------------------------------------
 
 
-def test_an_api_view_runs_under_its_lock(place):
+def test_an_api_view_runs_under_its_lock(redislock):
     assert Client().post("/rest/7").json() == "v:7"
 
 
