@@ -84,18 +84,22 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize(("question", "answer"), QUESTIONS.items(), ids=QUESTIONS)
-def test_a_question_is_answered_by_one_of_the_first_results(page, question, answer):
-    first = typed(page, question)[:5]
-    assert answer in first + [address.partition("#")[0] for address in first]
-
-
 def test_a_result_shows_the_words_and_leads_to_the_section(page):
     typed(page, "ElastiCache cluster mode TLS")
     first = page.locator("#search-results li").first
     assert "TLS" in first.locator("p.context").inner_text()
     first.locator("a").click()
     page.wait_for_url("**/servers.html*#amazon-elasticache")
+
+
+def test_a_question_is_answered_by_one_of_the_first_results(page):
+    unanswered = {}
+    answers = dict(zip(QUESTIONS, found(page, [*QUESTIONS]), strict=True))
+    for question, answer in QUESTIONS.items():
+        first = answers[question][:5]
+        if answer not in first + [address.partition("#")[0] for address in first]:
+            unanswered[question] = first
+    assert unanswered == {}
 
 
 def test_what_nobody_wrote_is_not_found(page):
@@ -205,23 +209,15 @@ def test_a_line_of_the_log_finds_its_explanation_first(page):
     assert not_first(page, dict.fromkeys(lines, places)) == {}
 
 
-def test_a_setting_finds_the_page_of_settings_first(page):
+def test_a_setting_an_option_and_a_metric_find_the_page_that_explains_them_first(page):
     settings = [name.upper() for name in Conf.__dataclass_fields__ if name != "alias"]
-    wanted = {one: ["settings.html"] for one in settings}
-    assert not_first(page, wanted) == {}
-
-
-def test_an_option_finds_a_page_that_explains_it_first(page):
     options = options_in(TaskArguments)
-    assert len(options) > 20
-    pages = [f"{name}.html" for name in OPTIONS]
-    assert not_first(page, dict.fromkeys(options, pages)) == {}
-
-
-def test_a_metric_finds_monitoring_first(page):
-    names = [*metrics.GAUGES, *INSTRUMENTS]
-    assert len(names) > 20
-    assert not_first(page, {name: ["monitoring.html"] for name in names}) == {}
+    metric_names = [*metrics.GAUGES, *INSTRUMENTS]
+    assert len(options) > 20 < len(metric_names)
+    wanted = {option: [f"{name}.html" for name in OPTIONS] for option in options}
+    wanted |= {setting: ["settings.html"] for setting in settings}
+    wanted |= {metric: ["monitoring.html"] for metric in metric_names}
+    assert not_first(page, wanted) == {}
 
 
 def test_an_exit_status_finds_its_section_first(page):

@@ -13,7 +13,10 @@ from tests.operations.browser.conftest import Stage
 
 pytestmark = pytest.mark.slow
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
+WINDOWS = {
+    "light": {"viewport": {"width": 1360, "height": 900}},
+    "dark": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
+}
 
 
 @pytest.fixture(scope="module", params=["unfold", "jazzmin"])
@@ -56,34 +59,36 @@ def sees_all(here, *texts):
     assert page.evaluate(UNSEEN, texts) == []
 
 
-@pytest.mark.parametrize(("how", "scheme"), [("wide", "light"), ("phone", "dark")])
-def test_what_matters_is_seen_and_can_be_done(stage, visit, scheme, how):
+def test_what_matters_is_seen_and_can_be_done_in_a_window_and_on_a_phone(stage, visit):
     stage.machine(
         "web-1", 1, {"name": "lottery", "task": "lottery.tasks.draw", "task_id": "7" * 36}
     )
     stage.machine("web-1", 1, {"name": "prizes", "task": "t", "seconds": 0.01, "turns": 3})
     stage.machine("web-2", 2, {"name": "lottery"})
-    options = PHONE if how == "phone" else {"viewport": {"width": 1360, "height": 900}}
-    here = visit("root", color_scheme=scheme, **options)
-    page = here.list()
-    sees_all(here, "lottery", "held", "web-1:1", "lottery.tasks.draw", "7" * 36, "as of", "Pause")
+    for scheme, window in WINDOWS.items():
+        here = visit("root", color_scheme=scheme, **window)
+        page = here.list()
+        sees_all(here, "lottery", "held", "web-1:1", "lottery.tasks.draw", "7" * 36)
+        sees_all(here, "as of", "Pause")
+        here.row("lottery").locator("input").check()
+        assert page.locator(".actions").locator("select:visible, .select2:visible").count()
+        page.locator("#result_list").get_by_role("link", name="lottery").click()
+        here.sees("Lease of lottery")
+        sees_all(here, "Lease of lottery", "Force release…", "Pause…")
+        sees_all(here, "Waiting, the next first", "web-2:2", "waiting now")
+        page.get_by_role("button", name="Force release…").click()
+        here.sees("No, take me back")
+        sees_all(here, "The holder is not stopped.", "Reason, for the log")
+    page.get_by_role("button", name="Yes, release it").click()
+    here.sees("was released.")
+
+
+def test_the_list_brings_itself_up_to_date(stage, visit):
+    here = visit("root")
+    here.list()
     here.mark()
     newer = stage.hold("newer")
-    here.until(lambda: "newer" in here.names(), "the list brings itself up to date")
+    here.until(lambda: "newer" in here.names())
     newer.send("release")
     here.until(lambda: "newer" not in here.names())
     assert here.same_page()
-    here.row("lottery").locator("input").check()
-    assert page.locator(".actions").locator("select:visible, .select2:visible").count()
-    page.locator("#result_list").get_by_role("link", name="lottery").click()
-    here.sees("Lease of lottery")
-    sees_all(
-        here,
-        *("Lease of lottery", "Force release…", "Pause…"),
-        *("Waiting, the next first", "web-2:2", "waiting now"),
-    )
-    page.get_by_role("button", name="Force release…").click()
-    here.sees("No, take me back")
-    sees_all(here, "The holder is not stopped.", "Reason, for the log")
-    page.get_by_role("button", name="Yes, release it").click()
-    here.sees("was released.")
