@@ -5,7 +5,6 @@ meanwhile, by a second time limit or by whoever waits for it.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from contextlib import nullcontext
 
 import anyio
@@ -37,22 +36,12 @@ def locks(locks, proxy, settings, undo_in_time):
         yield locks
 
 
-class Limit(ABC):
-    """A block that is cancelled when its time is over, as the test has it."""
+# Blocks that are cancelled when their time is over, as the test has it: at expire().
 
+
+class AsyncioTimeout:
     is_over = False  # Whether the block has ended so.
 
-    @abstractmethod
-    def expire(self):
-        """Let its time be over now."""
-
-    @abstractmethod
-    async def __aenter__(self): ...
-    @abstractmethod
-    async def __aexit__(self, *exc_info): ...
-
-
-class AsyncioTimeout(Limit):
     async def __aenter__(self):
         self._timeout = asyncio.timeout(None)
         await self._timeout.__aenter__()
@@ -68,7 +57,7 @@ class AsyncioTimeout(Limit):
         self._timeout.reschedule(0)
 
 
-class AnyioScope(Limit):
+class AnyioScope:
     """It goes on cancelling until its block has ended."""
 
     async def __aenter__(self):
@@ -83,8 +72,10 @@ class AnyioScope(Limit):
         self._scope.cancel()
 
 
-class TaskGroup(Limit):
+class TaskGroup:
     """It is over when another task of the group fails."""
+
+    is_over = False
 
     async def __aenter__(self):
         self._failing = asyncio.get_running_loop().create_future()

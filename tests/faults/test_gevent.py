@@ -8,6 +8,7 @@ import pytest
 from django_redislock import LockMisuse, distributed_lock
 from tests.support.backends import PATIENT
 from tests.support.faults import in_fork
+from tests.support.others import waiters as waiters_of
 from tests.support.processes import say
 from tests.support.waiting import HUNG
 
@@ -31,19 +32,10 @@ def serve_greenlets_in_turn():
         for number in range(5):
             waiters.append(gevent.spawn(wait, number))
             waiting = len(waiters)
-            while _waiters() < waiting:
+            while waiters_of("lottery") < waiting:
                 gevent.sleep(0.01)
     gevent.joinall(waiters, timeout=HUNG)
     say(served)
-
-
-def renew_while_a_greenlet_sleeps():
-    import gevent
-
-    with distributed_lock("lottery", ttl=6) as lease:
-        while lease.held and not lease.renewals:
-            gevent.sleep(0.05)
-        say(lease.held)
 
 
 def work_without_ever_yielding():
@@ -104,13 +96,6 @@ def patch_late_and_acquire(prelude, is_used_before):
     say(in_fork(work))
 
 
-def _waiters():
-    from django_redislock import held
-
-    seen = held.get("lottery")
-    return seen.waiters if seen else 0
-
-
 @pytest.fixture
 def locks(locks):
     """A server that stands still for a moment is not given up, however short the ttl."""
@@ -120,10 +105,6 @@ def locks(locks):
 @pytest.mark.proves("P6")
 def test_greenlets_are_served_in_turn(locks, spawn):
     assert spawn(serve_greenlets_in_turn, prelude=PATCH).read() == [0, 1, 2, 3, 4]
-
-
-def test_the_watchdog_renews_while_greenlets_yield(locks, spawn):
-    assert spawn(renew_while_a_greenlet_sleeps, prelude=PATCH).read() is True
 
 
 @pytest.mark.proves("P5", "N5")
@@ -137,9 +118,16 @@ def test_a_lease_belongs_to_the_greenlet(locks, spawn):
     assert child.read() is False
 
 
-@pytest.mark.parametrize("prelude", [PATCH, EVENTLET], ids=["gevent", "eventlet"])
-def test_greenlets_ask_a_quorum_while_others_go_on(prelude, make_quorum, spawn):
-    make_quorum()
+@pytest.mark.parametrize(
+    ("where", "prelude"),
+    [("server", PATCH), ("quorum", PATCH), ("quorum", EVENTLET)],
+    ids=["server", "quorum", "quorum, eventlet"],
+)
+def test_the_watchdog_renews_and_greenlets_ask_while_others_go_on(
+    where, prelude, locks, make_quorum, spawn
+):
+    if where == "quorum":
+        make_quorum()
     child = spawn(wait_for_a_greenlet_that_is_renewed, prelude=prelude)
     assert child.read() == [True, [0, 1, 2, 3, 4]]
 

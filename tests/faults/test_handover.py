@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_redislock import LockTimeout, LockUnavailable, clock, distributed_lock
+from django_redislock import LockUnavailable, clock, distributed_lock
 from django_redislock.backends.redis import calling
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.server import RenewingConnection
@@ -24,7 +24,7 @@ from tests.support.faults import loses, takes
 from tests.support.others import against_rival, queued, rival
 from tests.support.stored import NAME, is_held_by, is_left_clean, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
-from tests.support.ways import InLoop, in_thread
+from tests.support.ways import in_thread
 
 TTL = 30.0  # Much longer than a claim, so that one is told from the other.
 PAUSE = 0.005  # Seconds between two looks at a lease.
@@ -96,21 +96,6 @@ def stays_held(lease, locks, seconds):
         assert lease.held, f"not held {until - last:.2f} s before the end, {late:.2f} s late"
 
 
-def renewal_of(lease):
-    """One try of a renewal, with all the time."""
-    return flows.renewal_call(lease.renewal(clock.now()), HUNG)
-
-
-@contextmanager
-def renewing_connection(locks):
-    """A connection like a watchdog's, through the proxy."""
-    default = locks._settings.REDISLOCK["default"]
-    caller = calling.Caller("default", locks.prefix, "ours")
-    connection = RenewingConnection(Dialer(default["LOCATION"], {}), caller, lambda _: None)
-    yield connection
-    connection.close()
-
-
 # The watchdog's connection
 
 
@@ -145,75 +130,20 @@ def test_a_lease_is_held_without_a_pause_though_the_server_is_far_away(caller, l
         assert lease.renewals
 
 
-@pytest.mark.proves("R2")
-def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(locks, proxy):
-    with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
-        (patient,) = calls = [renewal_of(lease)]
-        connection.call(calls)
-        asked = len(proxy.commands("EVALSHA", "EVAL"))
-        rule = proxy.rule_for_script(scripts.RENEW.sha, "delayreply:1")
-        new = proxy.rule("HELLO", "delay:3")  # It would take the place of the one that is late.
-        begun = clock.now()
-        (outcome,) = connection.call([patient._replace(within=0.2)])
-        assert isinstance(outcome, Unanswered)
-        given_up = clock.now()
-        new.wait()
-        (answer,) = connection.call(calls)
-        assert isinstance(answer, Answer)
-        assert answer.value == b"renewed"
-        assert begun <= answer.sent < given_up
-        assert rule.hits == 1
-        assert len(proxy.commands("EVALSHA", "EVAL")) == asked + 1
-
-
-def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(locks, proxy):
-    with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
-        call = renewal_of(lease)
-        connection.call([call])
-        proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
-        assert isinstance(connection.call([call._replace(within=0.2)])[0], Unanswered)
-        wait_until(lambda: isinstance(connection.call([call._replace(within=1.0)])[0], Answer))
-
-
-def test_a_dial_that_fails_is_not_the_last_one_in_place_of_a_dead_connection(locks, proxy):
-    with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
-        call = renewal_of(lease)._replace(within=0.2)
-        connection.call([call])
-        proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
-        failed = proxy.rule("HELLO", "cut_before")
-        assert isinstance(connection.call([call])[0], Unanswered)
-        failed.wait()
+@pytest.mark.parametrize("dial_fails", [False, True])
+def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(dial_fails, locks, proxy):
+    with distributed_lock(NAME, renew=False) as lease:
+        asking = calling.Caller("default", locks.prefix, "ours")
+        connection = RenewingConnection(Dialer(proxy.url, {}), asking, lambda _: None)
+        call = flows.renewal_call(lease.renewal(clock.now()), HUNG)._replace(within=0.2)
         wait_until(lambda: isinstance(connection.call([call])[0], Answer))
-
-
-def test_a_killed_client_costs_no_lease_that_was_handed_over(locks):
-    """CLIENT KILL of all connections, again and again, while four threads hand a lock on."""
-    stop, inside, worst, losses = threading.Event(), [0], [0], []
-
-    def work():
-        while not stop.is_set():
-            try:
-                with distributed_lock(NAME):
-                    inside[0] += 1
-                    worst[0] = max(worst[0], inside[0])
-                    time.sleep(0.02)
-                    inside[0] -= 1
-            except LockTimeout:  # pragma: no cover
-                losses.append("timeout")
-                raise
-
-    workers = [in_thread(work) for _ in range(4)]
-    until = time.monotonic() + 3
-    while time.monotonic() < until:
-        locks.redis.client_kill_filter(_type="normal", skipme=True)
-        locks.redis.client_kill_filter(_type="pubsub", skipme=True)
-        time.sleep(0.1)
-    stop.set()
-    for worker in workers:
-        worker.result(HUNG)
-    assert worst == [1]
-    assert losses == []
-    assert is_left_clean(locks)
+        proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
+        failed = proxy.rule("HELLO", "cut_before") if dial_fails else None
+        assert isinstance(connection.call([call])[0], Unanswered)
+        if failed:
+            failed.wait()
+        wait_until(lambda: isinstance(connection.call([call])[0], Answer))
+        connection.close()
 
 
 # In doubt: the claim's second is over, and nobody knows whether the confirmation has arrived
@@ -243,19 +173,13 @@ def test_a_lease_in_doubt_is_not_held_and_not_lost_either(caller, locks, proxy):
     assert is_left_clean(locks)
 
 
-def test_ensure_held_asks_the_server_about_a_lease_in_doubt(caller, locks, proxy):
+@pytest.mark.parametrize("asks", [True, False])
+def test_to_ask_about_a_lease_in_doubt_or_to_leave_its_block_settles_it(asks, caller, locks, proxy):
     with in_doubt(caller, locks, proxy) as lease:
         proxy.clear_rules()
-        if isinstance(caller, InLoop):
-            caller.run(lease.aensure_held())
-        else:
-            lease.ensure_held()
-        assert lease.held
-
-
-def test_a_block_whose_lease_is_in_doubt_ends_without_a_loss(caller, locks, proxy):
-    with in_doubt(caller, locks, proxy):
-        proxy.clear_rules()
+        if asks:
+            caller.run(caller.way.ensure_held(lease))
+            assert lease.held
     assert is_left_clean(locks)
 
 

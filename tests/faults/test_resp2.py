@@ -3,6 +3,8 @@
 The contract suite runs there too, see tests/support/backends.py.
 """
 
+import re
+
 import pytest
 
 from django_redislock import LockUnavailable, distributed_lock, doctor
@@ -28,35 +30,25 @@ def bare(settings, shared_reached, key_prefix):
     locks.redis.close()
 
 
-def test_a_server_that_speaks_no_resp3_is_refused_with_the_option_that_helps(caller, bare):
-    with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
-        caller.acquire(distributed_lock(NAME))
-    bare.configure(OPTIONS=OLD)
-    with caller.block(distributed_lock(NAME)) as lease:
-        assert lease.held
-
-
-@pytest.mark.parametrize("answer", [b"*2\r\n+proto\r\n:2\r\n", b"$-1\r\n", b":1\r\n", b"+OK\r\n"])
-def test_so_is_a_proxy_that_answers_hello_in_a_way_of_its_own(
-    answer, caller, bare, make_proxy, locks
+@pytest.mark.parametrize(
+    "answer", ["", b"*2\r\n+proto\r\n:2\r\n", b"$-1\r\n", b":1\r\n", b"+OK\r\n"]
+)
+def test_a_server_or_proxy_that_speaks_no_resp3_is_refused_with_the_option_that_helps(
+    answer, caller, bare, make_proxy, server
 ):
-    proxy = make_proxy(locks.server)
-    proxy.rewrite("HELLO", lambda reply: answer)
-    bare.configure(LOCATION=proxy.url)
-    with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
+    if answer:  # A proxy answers HELLO in a way of its own.
+        proxy = make_proxy(server)
+        proxy.rewrite("HELLO", lambda reply: answer)
+        bare.configure(LOCATION=proxy.url)
+    says = r"OPTIONS\['protocol'\] to 2"
+    with pytest.raises(LockUnavailable, match=rf"not speak RESP3.*{says}"):
         caller.acquire(distributed_lock(NAME))
+    failures = [one for one in doctor.examine("default") if one.level == "fail"]
+    assert len(failures) == 1
+    assert re.search(says, failures[0].says)
     bare.configure(OPTIONS=OLD)
     with caller.block(distributed_lock(NAME)) as lease:
         assert lease.held
-
-
-def test_so_says_the_doctor(bare):
-    (finding,) = [one for one in doctor.examine("default") if one.level == "fail"]
-    assert "OPTIONS['protocol'] to 2" in finding.says
-
-
-def test_the_doctor_has_nothing_to_say_against_resp2(bare):
-    bare.configure(OPTIONS=OLD)
     assert [one for one in doctor.examine("default") if one.level == "fail"] == []
 
 
@@ -85,23 +77,18 @@ def test_to_take_a_free_lock_opens_no_connection_to_be_rung_on(caller, proxied):
     assert len({command.link for command in proxied.commands("EVALSHA")}) == 1
 
 
-def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(caller, locks, proxied, if_rung):
-    with rival(ttl=60):
-        waiter = caller.begin_waiting(distributed_lock(NAME), locks)
-    assert waiter.result(if_rung)
-    (rung,) = {command.link for command in proxied.commands("SUBSCRIBE")}
-    others = [one.name for one in proxied.log if one.link == rung and one.name != "SUBSCRIBE"]
-    assert others == ["HELLO"]
-
-
-def test_all_who_wait_are_rung_on_the_same_one(caller, locks, proxied, if_rung):
+def test_all_who_wait_are_rung_on_one_connection_that_does_nothing_else(
+    caller, locks, proxied, if_rung
+):
     mine = [distributed_lock(NAME) for _ in range(3)]
     with rival(ttl=60):
         waiters = [caller.begin_waiting(lock, locks) for lock in mine]
     for lock, waiter in zip(mine, waiters, strict=True):
         assert waiter.result(if_rung)
         caller.release(lock)
-    assert len({command.link for command in proxied.commands("SUBSCRIBE")}) == 1
+    (rung,) = {command.link for command in proxied.commands("SUBSCRIBE")}
+    others = [one.name for one in proxied.log if one.link == rung and one.name != "SUBSCRIBE"]
+    assert others == ["HELLO"]
 
 
 def test_who_waits_keeps_its_place_when_that_connection_is_killed(caller, locks, proxied):

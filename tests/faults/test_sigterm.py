@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -14,8 +13,10 @@ from django_redislock import distributed_lock, held
 from django_redislock.management import release_on_sigterm
 from django_redislock.rules import flows
 from tests.support.backends import UNHURRIED
+from tests.support.others import waiters
 from tests.support.processes import say
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 TTL = 60  # Seconds: that no test waits for.
 
@@ -77,6 +78,7 @@ def wait():
             pass
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize("work", [hold, ahold])
 def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(work, locks, spawn):
     child = spawn(work)
@@ -87,16 +89,15 @@ def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(work, lock
     assert distributed_lock("lottery", wait=0).acquire()
 
 
+@pytest.mark.proves("R4")
 def test_sigterm_while_it_waits_leaves_the_queue(locks, spawn):
     locks.configure(OPTIONS=UNHURRIED)
     with distributed_lock("lottery"):
         child = spawn(wait)
-        wait_until(lambda: (lock := held.get("lottery")) and lock.waiters)
+        wait_until(lambda: waiters("lottery"))
         os.kill(child.pid, signal.SIGTERM)
         assert child.wait() == 143
-        lock = held.get("lottery")
-        assert lock
-        assert lock.waiters == 0
+        assert waiters("lottery") == 0
 
 
 def test_a_second_sigterm_still_frees_the_lock(locks, spawn):
@@ -118,25 +119,16 @@ def test_a_forked_child_dies_as_it_would_without_it(locks, spawn):
     assert held.get("lottery") is None
 
 
-def test_afterwards_sigterm_does_what_it_did_before():
+def test_afterwards_and_in_another_thread_sigterm_does_what_it_did_before():
     before = signal.getsignal(signal.SIGTERM)
-    with release_on_sigterm():
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
 
-
-def test_in_another_thread_it_changes_nothing():
-    before = signal.getsignal(signal.SIGTERM)
-    handlers = []
-
-    def run():
+    def handler():
         with release_on_sigterm():
-            handlers.append(signal.getsignal(signal.SIGTERM))
+            return signal.getsignal(signal.SIGTERM)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert handlers == [before]
+    assert handler() is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert in_thread(handler).result(HUNG) is before
 
 
 async def awaited():
