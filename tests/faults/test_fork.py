@@ -8,14 +8,15 @@ import ssl
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, distributed_lock, held
-from django_redislock.backends import RedisBackend, watchdog
+from django_redislock import LockLost, LockMisuse, LockUnavailable, distributed_lock, held
+from django_redislock.backends import watchdog
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts, stored
@@ -84,14 +85,6 @@ def take():
     return had
 
 
-async def atake():
-    """See take()."""
-    lock = distributed_lock(NAME)
-    had = await lock.aacquire()
-    await lock.arelease()
-    return had
-
-
 def wait_in_a_thread_and_fork(how):
     """In a child: fork while a thread waits for the lock."""
     take_late_bells_too()
@@ -105,6 +98,13 @@ def wait_in_a_thread_and_fork(how):
 
 async def wait_in_a_task_and_fork(how):
     """In a child: fork while a task of this loop waits for the lock."""
+
+    async def atake():
+        lock = distributed_lock(NAME)
+        had = await lock.aacquire()
+        await lock.arelease()
+        return had
+
     take_late_bells_too()
     waiter = asyncio.create_task(atake())
     await await_until(somebody_waits)
@@ -138,9 +138,7 @@ def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(wait, how, lock
 
 
 def backend():
-    found = backends["default"]
-    assert isinstance(found, RedisBackend)
-    return found
+    return backends["default"]
 
 
 def fork_beside_busy_threads(times):
@@ -320,6 +318,7 @@ def hold_and_fork(how):
         say([lease.id, *seen])
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("P10", "R8")
 @pytest.mark.parametrize("how", FORKS)
 def test_after_a_fork_each_process_renews_its_own_leases_only(how, locks, proxy, spawn):
@@ -349,54 +348,62 @@ def try_to_rely_on(lease):
     return [*outcomes, str(lease.held), str(lease.lost_reason)]
 
 
-def fork_with_a_lease_that_was_just_handed_over():
-    """In a child: fork before the confirmation of a hand-over was read."""
-    take_late_bells_too()
+def fork_with_a_lease(is_handed_over):
+    """In a child: fork while a lock is held; before the confirmation of a hand-over was read."""
+    if is_handed_over:
+        take_late_bells_too()
     with distributed_lock(NAME) as lease:
-        assert lease.is_unconfirmed
-        say(in_fork(lambda: try_to_rely_on(lease)))
-        lease.ensure_held(verify=True)
-
-
-def fork_with_a_lease():
-    """In a child: fork while a lock is held."""
-    with distributed_lock(NAME) as lease:
+        assert lease.is_unconfirmed or not is_handed_over
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 
 
 @pytest.mark.proves("P10", "R8")
-@pytest.mark.parametrize("hold", [fork_with_a_lease, fork_with_a_lease_that_was_just_handed_over])
-def test_a_child_cannot_renew_the_lease_of_its_parent(hold, locks, spawn):
-    with rival():
-        child = spawn(hold)
-        wait_until(lambda: queued(locks))
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_a_child_cannot_renew_the_lease_of_its_parent(is_handed_over, locks, spawn):
+    with rival() if is_handed_over else nullcontext():
+        child = spawn(fork_with_a_lease, is_handed_over)
+        wait_until(lambda: queued(locks) or not is_handed_over)
     over = "it belongs to the process that this one was forked from"
     assert child.read() == [over] * 3 + ["False", "None"]
     assert child.wait() == 0
     assert child.stderr == ""  # Nothing was lost, so no error is logged.
 
 
-def fork_within_a_block():
-    """In a child: the forked process leaves the block and ends as programs do."""
-    with distributed_lock(NAME) as lease:
-        if not (pid := os.fork()):
-            sys.exit(0)
-        say(status_of(pid))
-        lease.ensure_held(verify=True)
+@pytest.mark.proves("R8")
+@pytest.mark.no_permit("it has permits")
+def test_a_forked_child_has_no_permit_of_its_parent_and_takes_another_one(locks):
+    first, second = (distributed_lock(NAME, limit=3, wait=0) for _ in range(2))
+
+    def in_child():
+        told = [lease.held, second.locked()]
+        try:
+            second.release()
+        except LockMisuse:
+            told.append("refused")
+        with distributed_lock(NAME, limit=3, wait=0) as own:
+            return [*told, own.permit]
+
+    with first as lease:
+        assert second.acquire()
+        assert in_fork(in_child) == [False, False, "refused", 3]
+        for one, permit in ((lease, 1), (second.lease, 2)):
+            one.ensure_held(verify=True)
+            assert one.permit == permit
+        second.release()
 
 
-def fork_within_a_nested_block():
-    """In a child: the same, with a lock that is entered twice."""
+def leave_a_block_in_a_fork(how):
+    """In a child: the forked process leaves the block, entered once or twice, and ends."""
     lock = distributed_lock(NAME, reentrant=True)
-    with lock, lock as lease:
+    with lock, lock if how == "nested" else nullcontext():
         if not (pid := os.fork()):
             sys.exit(0)
         say(status_of(pid))
-        lease.ensure_held(verify=True)
+        lock.lease.ensure_held(verify=True)
 
 
-async def fork_within_an_asynchronous_block():
+async def leave_an_asynchronous_block_in_a_fork(how):
     """In a child: the same, in an event loop."""
     async with distributed_lock(NAME) as lease:
         if not (pid := os.fork()):
@@ -406,11 +413,10 @@ async def fork_within_an_asynchronous_block():
 
 
 @pytest.mark.proves("R8")
-@pytest.mark.parametrize(
-    "block", [fork_within_a_block, fork_within_a_nested_block, fork_within_an_asynchronous_block]
-)
-def test_a_child_that_leaves_the_block_and_ends_does_not_release(block, locks, spawn):
-    child = spawn(block)
+@pytest.mark.parametrize("how", ["once", "nested", "async"])
+def test_a_child_that_leaves_the_block_and_ends_does_not_release(how, locks, spawn):
+    by_way = leave_an_asynchronous_block_in_a_fork if how == "async" else leave_a_block_in_a_fork
+    child = spawn(by_way, how)
     assert child.read() == 0
     assert child.wait() == 0
     assert is_left_clean(locks)
