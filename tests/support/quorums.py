@@ -51,6 +51,10 @@ class Quorum:
         value = self._clients[server].get(self._key(name))
         return value or b""
 
+    def is_free(self, name=NAME):
+        """Whether no server keeps anything of a lock."""
+        return not any(self.value(server, name) for server in range(len(self.servers)))
+
     def keep(self, server, value, name=NAME, ttl=HUNG, permit=1):
         """Have a server keep that of a lock, or of one of its permits."""
         self._clients[server].set(self._key(name, permit), value, ex=int(ttl))
