@@ -4,7 +4,7 @@ import math
 import re
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 import redis
@@ -15,7 +15,6 @@ from tests.support.backends import PATIENT
 from tests.support.faults import calls, hands_over, lease_of, loses, takes
 from tests.support.matrix import everywhere
 from tests.support.others import add_rival, rival
-from tests.support.servers import free_port
 from tests.support.stored import (
     NAME,
     immortal,
@@ -35,7 +34,7 @@ PATIENCE = TTL / 3  # The operation timeout that follows from it, without one of
 @pytest.fixture
 def own_server(make_server):
     """A server that may be broken in any way."""
-    return make_server(enable_debug_command="yes")
+    return make_server()
 
 
 @pytest.fixture
@@ -56,16 +55,11 @@ def freeze(server, seconds):
     threading.Timer(seconds, server.resume).start()
 
 
-def debug_sleep(server, seconds):
-    # The server answers nothing that is sent after this before it has slept.
-    server.client().connection_pool.get_connection().send_command("DEBUG", "SLEEP", str(seconds))
-
-
 def pause_writes(server, seconds):
     server.client().client_pause(int(seconds * 1000), all=False)
 
 
-stalls = pytest.mark.parametrize("stall", [freeze, debug_sleep, pause_writes])
+stalls = pytest.mark.parametrize("stall", [freeze, pause_writes])
 
 
 @stalls
@@ -74,7 +68,6 @@ def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(stall, locks, own
         stall(own_server, 4)  # Its first renewal falls in here.
         end, renewals = time.monotonic() + 4, lease.renewals
         wait_until(lambda: time.monotonic() > end and lease.renewals > renewals)
-        assert lease.held
         assert is_held_by(locks, lease)
 
 
@@ -118,30 +111,22 @@ def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
 # The server forgets
 
 
-def flushdb(locks, server):
+def flushdb(locks):
     locks.redis.flushdb()
 
 
-def delete_by_hand(locks, server):
+def delete_by_hand(locks):
     locks.redis.delete(keys_of(locks).lock)
 
 
-def restart(locks, server):
-    server.restart(keep_data=False)
+def restart(locks):
+    locks.server.restart(keep_data=False)
 
 
-def evict_first(locks, server):
+def evict(locks):
     """The policies "volatile-*" choose among keys with a TTL: among locks."""
-    _evict(locks, "volatile-ttl")
-
-
-def evict_any(locks, server):
-    _evict(locks, "allkeys-random")
-
-
-def _evict(locks, policy):
     client = locks.redis
-    client.config_set("maxmemory-policy", policy)
+    client.config_set("maxmemory-policy", "volatile-ttl")
     client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 100_000)
     number = 0
     while value_of(locks):
@@ -152,19 +137,15 @@ def _evict(locks, policy):
     client.config_set("maxmemory", 0)
 
 
-data_losses = pytest.mark.parametrize(
-    "lose", [flushdb, delete_by_hand, restart, evict_first, evict_any]
-)
+data_losses = pytest.mark.parametrize("lose", [flushdb, delete_by_hand, restart, evict])
 
 
 @pytest.mark.proves("P5", "R7")
 @data_losses
-def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(
-    lose, caller, locks, own_server
-):
+def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(lose, caller, locks):
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=1.5 * TTL)) as lease:
         deadline = time.monotonic() + lease.expires_in
-        lose(locks, own_server)
+        lose(locks)
         wait_until(lambda: not lease.held)
         assert time.monotonic() < deadline  # It was told by its next renewal.
         assert lease.lost_reason == "expired"
@@ -173,35 +154,14 @@ def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(
 
 @pytest.mark.proves("R9")
 @data_losses
-def test_r9_the_fence_grows_though_the_server_lost_its_record(lose, locks, own_server):
+def test_r9_the_fence_grows_though_the_server_lost_its_record(lose, locks):
     fences = []
     for _ in range(2):
         with suppress(LockLost), distributed_lock(NAME) as lease:
             fences.append(lease.fence)
-            lose(locks, own_server)
+            lose(locks)
     with distributed_lock(NAME) as lease:
         assert fences < [*fences, lease.fence] == sorted({*fences, lease.fence})
-
-
-def test_asking_the_server_tells_at_once_that_the_lock_vanished(caller, locks):
-    with loses("expired"), caller.block(distributed_lock(NAME, renew=False)) as lease:
-        locks.redis.flushdb()
-        assert lease.held  # By our own clock.
-        with pytest.raises(LockLost):
-            caller.ensure_held(lease)
-        assert not lease.held
-
-
-@pytest.mark.proves("P3")
-@pytest.mark.no_permit("the bystander vanishes too")
-def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(caller, locks):
-    lock, later = distributed_lock(NAME, renew=False), rival()
-    caller.acquire(lock)
-    locks.redis.flushdb()
-    assert later.acquire()
-    with pytest.raises(LockLost, match="another owner"):
-        caller.release(lock)
-    assert is_held_by(locks, lease_of(later))
 
 
 def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(caller, locks):
@@ -237,13 +197,10 @@ def test_r12_a_flushed_script_is_sent_again_without_script_load(caller, locks):
 
 # R13: which errors are worth another try, and which are not
 
-Commands = list[tuple[str | int, ...]]
-
 
 def script_that_never_ends(server):
-    client = server.client(socket_timeout=30)
+    client, probe = server.client(socket_timeout=30), server.client()
     in_thread(lambda: client.eval("while true do end", 0))
-    probe = server.client()
 
     def is_busy():
         try:
@@ -252,159 +209,105 @@ def script_that_never_ends(server):
             return "BUSY" in str(error)
 
     wait_until(is_busy)
-    return [("SCRIPT", "KILL")]
 
 
-def send(*commands, heal):
-    def trouble(server):
-        client = server.client()
+def option(name, value):
+    return "CONFIG", "SET", name, value
+
+
+BE_NO_MASTER, BE_MASTER = ("REPLICAOF", "127.0.0.1", 1), ("REPLICAOF", "NO", "ONE")
+
+TRANSIENT = {  # What the server is told, and what heals it.
+    "READONLY": ([BE_NO_MASTER], BE_MASTER),
+    "MASTERDOWN": ([BE_NO_MASTER, option("replica-serve-stale-data", "no")], BE_MASTER),
+    "NOREPLICAS": ([option("min-replicas-to-write", 1)], option("min-replicas-to-write", 0)),
+    "max number of clients": ([option("maxclients", 1)], option("maxclients", 1000)),
+    "BUSY": ([], ("SCRIPT", "KILL")),
+}
+transient = pytest.mark.parametrize("error", TRANSIENT)
+
+
+@contextmanager
+def in_trouble(error, locks):
+    """A block in which the server answers with this error."""
+    locks.redis.config_set("busy-reply-threshold", 50)
+    commands, healing = TRANSIENT[error]
+    if error == "BUSY":
+        script_that_never_ends(locks.server)
+    with locks.server.client() as client:
         for command in commands:
             client.execute_command(*command)
-        client.close()
-        return heal
-
-    return trouble
-
-
-def config(name, value, healed):
-    return send(("CONFIG", "SET", name, str(value)), heal=[("CONFIG", "SET", name, str(healed))])
-
-
-NO_MASTER = ("REPLICAOF", "127.0.0.1", 1)
-NO_STALE_DATA = ("CONFIG", "SET", "replica-serve-stale-data", "no")
-
-TRANSIENT = {
-    "READONLY": send(NO_MASTER, heal=[("REPLICAOF", "NO", "ONE")]),
-    "MASTERDOWN": send(NO_MASTER, NO_STALE_DATA, heal=[("REPLICAOF", "NO", "ONE")]),
-    "NOREPLICAS": config("min-replicas-to-write", 1, 0),
-    "max number of clients": config("maxclients", 1, 1000),
-    "BUSY": script_that_never_ends,
-}
-
-
-def wrong_type(server, locks):
-    locks.redis.rpush(keys_of(locks).lock, "by hand")
-    locks.redis.expire(keys_of(locks).lock, 60)
-
-
-def out_of_memory(server, locks):
-    locks.redis.config_set("maxmemory", 1)
-
-
-def password_wanted(server, locks):
-    locks.redis.config_set("requirepass", "secret")
-
-
-def no_rights(server, locks):
-    locks.redis.execute_command("ACL", "SETUSER", "default", "-get")
-
-
-REFUSALS = {
-    "WRONGTYPE": wrong_type,
-    "OOM": out_of_memory,
-    "NOAUTH": password_wanted,
-    "ACL|can't run": no_rights,
-}
-
-transient = pytest.mark.parametrize(
-    ("text", "trouble"), TRANSIENT.items(), ids=[text.split()[0] for text in TRANSIENT]
-)
-refusals = pytest.mark.parametrize(
-    ("text", "trouble"), REFUSALS.items(), ids=[break_.__name__ for break_ in REFUSALS.values()]
-)
-
-
-def heal(server, locks, commands):
-    for command in commands:
-        locks.redis.execute_command(*command)
+    yield
+    locks.redis.execute_command(*healing)
 
 
 @pytest.mark.proves("P4", "R13")
 @everywhere
 @transient
-def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
-    text, trouble, caller, locks, own_server
-):
-    locks.redis.config_set("busy-reply-threshold", 50)
-    healing = trouble(own_server)
-    with takes(at_most=PATIENCE), pytest.raises(LockUnavailable, match=text):
+def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(error, caller, locks):
+    with (
+        in_trouble(error, locks),
+        takes(at_most=PATIENCE),
+        pytest.raises(LockUnavailable, match=error),
+    ):
         caller.acquire(distributed_lock(NAME, ttl=TTL / 2))
-    heal(own_server, locks, healing)
-
-
-def await_the_end_of(trouble, caller, locks, own_server):
-    """Acquire a lock while the server is in trouble, and is healed meanwhile."""
-    locks.redis.config_set("busy-reply-threshold", 50)
-    healing = trouble(own_server)
-    future = caller.begin(distributed_lock(NAME, wait=HUNG))
-    with pytest.raises(TimeoutError):
-        future.result(0.3)
-    heal(own_server, locks, healing)
-    assert future.result(HUNG)
 
 
 @pytest.mark.proves("R13")
-@transient
+@pytest.mark.parametrize(("error", "database"), [*((one, 0) for one in TRANSIENT), ("BUSY", 1)])
 def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
-    text, trouble, caller, locks, own_server
+    error, database, caller, locks
 ):
-    locks.configure(UNAVAILABLE_AFTER=math.inf)
-    await_the_end_of(trouble, caller, locks, own_server)
-
-
-@pytest.mark.proves("R13")
-def test_r13_a_busy_server_is_tried_again_by_a_connection_that_selects_a_database_too(
-    caller, locks, own_server
-):
-    locks.configure(LOCATION=f"{own_server.url.removesuffix('0')}1", UNAVAILABLE_AFTER=math.inf)
-    await_the_end_of(script_that_never_ends, caller, locks, own_server)
+    """Also by a connection that has to select a database."""
+    location = f"{locks.server.url.removesuffix('0')}{database}"
+    locks.configure(LOCATION=location, UNAVAILABLE_AFTER=math.inf)
+    with in_trouble(error, locks):
+        future = caller.begin(distributed_lock(NAME, wait=HUNG))
+        with pytest.raises(TimeoutError):
+            future.result(0.3)
+    assert future.result(HUNG)
 
 
 @pytest.mark.proves("R7")
 @transient
-def test_r7_renewal_outlives_a_transient_error(text, trouble, locks, own_server):
-    locks.redis.config_set("busy-reply-threshold", 50)
+def test_r7_renewal_outlives_a_transient_error(error, locks):
     with distributed_lock(NAME, ttl=9) as lease:
         wait_until(lambda: lease.renewals)
-        healing = trouble(own_server)
-        time.sleep(4)  # Its next renewal falls in here.
-        heal(own_server, locks, healing)
+        with in_trouble(error, locks):
+            time.sleep(4)  # Its next renewal falls in here.
         renewals = lease.renewals
         wait_until(lambda: lease.renewals > renewals)
-        assert lease.held
         assert is_held_by(locks, lease)
 
 
 @pytest.mark.proves("R7")
-def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(locks, own_server):
-    healing = []
-    with loses("unreachable"), distributed_lock(NAME) as lease:
-        healing = TRANSIENT["READONLY"](own_server)
+def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(locks):
+    with loses("unreachable"), distributed_lock(NAME) as lease, in_trouble("READONLY", locks):
         wait_until(lambda: lease.lost_reason)
-    heal(own_server, locks, healing)
+
+
+def refuse(error, locks):
+    client, key = locks.redis, keys_of(locks).lock
+    match error:
+        case "WRONGTYPE":
+            client.rpush(key, "by hand")
+            client.expire(key, 60)
+        case "OOM":
+            client.config_set("maxmemory", 1)
+        case "NOAUTH":
+            client.config_set("requirepass", "secret")
+        case _:
+            client.execute_command("ACL", "SETUSER", "default", "-get")
 
 
 @pytest.mark.proves("R13")
 @everywhere
-@refusals
-def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
-    text, trouble, caller, locks, own_server
-):
-    trouble(own_server, locks)
-    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=text) as caught:
+@pytest.mark.parametrize("error", ["WRONGTYPE", "OOM", "NOAUTH", "ACL|can't run"])
+def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(error, caller, locks):
+    refuse(error, locks)
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=error) as caught:
         caller.acquire(distributed_lock(NAME, wait=HUNG))
     assert isinstance(caught.value.__cause__, redis.RedisError)
-
-
-@pytest.mark.proves("R13")
-def test_r13_a_node_of_a_cluster_is_named_as_the_problem(locks, make_server):
-    node = make_server(cluster_enabled="yes", cluster_port=free_port())
-    client = node.client()
-    client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-    wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
-    locks.on(node, WAIT=HUNG)
-    with takes(at_most=0.5), pytest.raises(LockUnavailable, match="CROSSSLOT"):
-        distributed_lock(NAME).acquire()
 
 
 @pytest.mark.proves("R13")
@@ -452,14 +355,21 @@ def test_a_held_lease_is_renewed_while_no_new_client_may_connect(locks, own_serv
 
 
 @everywhere
-def test_out_of_memory_holders_renew_and_release(caller, locks):
-    with caller.block(distributed_lock(NAME)) as lease:
-        locks.redis.config_set("maxmemory", 1)
-        with pytest.raises(LockUnavailable, match="OOM"):
-            caller.acquire(distributed_lock("another"))
-        wait_until(lambda: lease.renewals)
-        assert is_held_by(locks, lease)
-    assert is_left_clean(locks)
+def test_out_of_memory_holders_renew_release_and_cool_and_operators_release_by_force(caller, locks):
+    cooling = distributed_lock("cooling", min_hold=60)
+    caller.acquire(cooling)
+    with loses("forced"), distributed_lock("forced") as forced:
+        with caller.block(distributed_lock(NAME)) as lease:
+            locks.redis.config_set("maxmemory", 1)
+            with pytest.raises(LockUnavailable, match="OOM"):
+                caller.acquire(distributed_lock("another"))
+            wait_until(lambda: lease.renewals)
+            assert is_held_by(locks, lease)
+        assert is_left_clean(locks)
+        assert held.force_release("forced", forced.id)
+        wait_until(lambda: forced.lost_reason)
+    caller.release(cooling)
+    assert 30_000 < locks.redis.pttl(keys_of(locks, "cooling").lock) <= 60_000
 
 
 @everywhere
@@ -473,23 +383,6 @@ def test_out_of_memory_a_release_hands_the_lock_on(caller, locks):
     lease_of(next_lock).ensure_held(verify=True)
     next_lock.release()
     assert is_left_clean(locks)
-
-
-@everywhere
-def test_out_of_memory_a_release_starts_the_cooling(caller, locks):
-    lock = distributed_lock(NAME, min_hold=60)
-    caller.acquire(lock)
-    locks.redis.config_set("maxmemory", 1)
-    caller.release(lock)
-    assert 30_000 < locks.redis.pttl(keys_of(locks).lock) <= 60_000
-
-
-@everywhere
-def test_out_of_memory_an_operator_can_release_by_force(locks):
-    with loses("forced"), distributed_lock(NAME) as lease:
-        locks.redis.config_set("maxmemory", 1)
-        assert held.force_release(NAME, lease.id)
-        wait_until(lambda: lease.lost_reason)
 
 
 # The server accepts no writes
@@ -548,21 +441,6 @@ def test_r4_a_reply_that_is_none_is_no_refusal_and_leaves_no_lease(
     assert is_left_clean(locks)
 
 
-# R11: replicas
-
-
-@pytest.mark.proves("R11")
-@everywhere
-@pytest.mark.usefixtures("undo_in_time")
-def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(caller, locks):
-    # Of what a try has, three quarters, a quarter is for the way there and back.
-    locks.configure(REPLICAS_ACK=1, TTL=30, OPTIONS={"socket_timeout": 6})
-    with pytest.raises(LockUnavailable, match=r"0 of the 1 replicas .* lower it") as raised:
-        caller.acquire(distributed_lock(NAME))
-    assert raised.value.reason == "replicas"
-    assert is_left_clean(locks)
-
-
 # The server is too old
 
 
@@ -593,14 +471,7 @@ def test_an_old_server_is_refused_at_once_by_its_own_greeting(
         caller.acquire(distributed_lock(NAME))
     assert time.monotonic() - begin < 5
     assert {command.name for command in proxy.log} == {"HELLO"}  # It costs no round trip.
-
-
-@everywhere
-def test_the_doctor_says_that_a_server_is_too_old(locks, make_proxy):
-    proxy = make_proxy(locks.server)
-    locks.on(proxy)
-    proxy.rewrite("HELLO", aged)
     (finding,) = doctor.examine("default")
     assert (finding.about, finding.level) == ("version", "fail")
-    assert "6.2.14" in finding.says
+    assert version in finding.says
     assert finding.advice
