@@ -4,37 +4,31 @@ import asyncio
 import os
 import threading
 import time
+from contextlib import nullcontext
 from itertools import count, islice
 
 import pytest
-import redis
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
 from django_redislock import LockUnavailable, distributed_lock, doctor, handle, held
-from django_redislock.backends.cluster.backend import ClusterBackend
 from django_redislock.backends.registry import backends
-from django_redislock.doctor import examine, minimal_acl
+from django_redislock.doctor import minimal_acl
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import bucket_of
 from django_redislock.rules.steps import Answer, Call
 from tests.support.backends import UNHURRIED
 from tests.support.clusters import slot_of
-from tests.support.faults import in_fork, lease_of, takes
-from tests.support.lockers import Lockers, line_up, served_in_turn
+from tests.support.faults import lease_of, takes
+from tests.support.lockers import Lockers, line_up
 from tests.support.others import queued, waiters
 from tests.support.processes import hear, say
-from tests.support.stored import is_held_by, is_left_clean, keys_of, value_of
-from tests.support.topologies import await_copies, can_be_rung
+from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
+from tests.support.topologies import can_be_rung
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, InLoop
 
 pytestmark = pytest.mark.slow
-
-TTL = 3.0
-PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
-# Where a lease is to outlast whatever happens.
-LASTING = {**PATIENT, "TTL": 15}
 
 
 def another(cluster, than):
@@ -42,36 +36,34 @@ def another(cluster, than):
     return next(one for one in cluster.servers if one is not than)
 
 
+def move_of(cluster):
+    """The master that keeps the lock, and another one, where it is to go."""
+    source = cluster.owner_node(NAME)
+    return source, another(cluster, source)
+
+
 def backend():
-    found = backends["default"]
-    assert isinstance(found, ClusterBackend)
-    return found
+    return backends["default"]
 
 
-def nodes_in_use():
-    """The addresses of the nodes that this process knows to keep locks."""
-    return {node.address for node in backend().slots.nodes()}
+def found(about):
+    return [(one.level, one.says) for one in doctor.examine("default") if one.about == about]
 
 
 # --- a slot moves --------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("P1", "R9", "R10")
-def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey")
-    cluster.locks(settings, key_prefix, **LASTING)
-    name = "lottery"
-    with InLoop() as tasks:
-        lockers = Lockers(name, [Blocking(), Blocking(), Blocking(), tasks, tasks, tasks])
-        for _ in range(6):
-            begun = time.monotonic()
-            wait_until(lambda begun=begun: lockers.since(begun) >= 5)
-            cluster.move(name, another(cluster, cluster.owner_node(name)))
-            moved = time.monotonic()
-        wait_until(lambda: lockers.since(moved) >= 20)
-        lockers.stop()
+def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(start, callers):
+    cluster, _ = start("cluster", TTL=15)  # A lease is to outlast whatever happens.
+    lockers = Lockers(NAME, callers * 3)
+    for _ in range(6):
+        begun = time.monotonic()
+        wait_until(lambda begun=begun: lockers.since(begun) >= 5)
+        cluster.move(NAME, another(cluster, cluster.owner_node(NAME)))
+        moved = time.monotonic()
+    wait_until(lambda: lockers.since(moved) >= 20)
+    lockers.stop()
     # A hand-over is confirmed within a second, but not while the keys are between two nodes, or the
     # machine is busy elsewhere. Then the lease on its way is lost to the next in turn, who gets the
     # lock when that second is over.
@@ -80,79 +72,48 @@ def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
     lockers.check()
 
 
-@pytest.mark.proves("P6", "R7")
-def test_a_lease_and_its_waiters_move_with_the_slot(make_cluster, settings, key_prefix):
-    cluster = make_cluster("redis")
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
-    name = "lottery"
-    target = another(cluster, cluster.owner_node(name))
-    with Blocking() as threads, InLoop() as tasks:
-        with threads.block(distributed_lock(name, ttl=6)) as lease:
-            waiting = line_up(locks, name, (threads, tasks, threads, tasks))
-            cluster.move(name, target)
-            renewals = lease.renewals
-            # Woken by the end of their subscriptions, they come back to their old places.
-            wait_until(lambda: can_be_rung(locks, target, name) == len(waiting))
-            wait_until(lambda: lease.renewals > renewals)
-            assert is_held_by(locks, lease)
-        served_in_turn(waiting)
-    assert is_left_clean(locks, name)
-
-
 @pytest.mark.proves("P6")
-def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(make_cluster, settings, key_prefix):
+def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(start):
     """And find it again when it comes back, where their first bell was."""
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS={"max_connections": 4})
-    name = "lottery"
-    home = cluster.owner_node(name)
-    away = another(cluster, home)
-    with Blocking() as threads:
-        with threads.block(distributed_lock(name, ttl=30)):
-            waiting = line_up(locks, name, [threads] * 6)
-            for target in (away, home):
-                cluster.move(name, target)
-                wait_until(lambda at=target: can_be_rung(locks, at, name) == len(waiting))
-        for lock, caller, acquired in waiting:
-            assert acquired.result(HUNG)
-            caller.release(lock)
+    cluster, locks = start("cluster", OPTIONS={"max_connections": 4})
+    home, away = move_of(cluster)
+    with distributed_lock(NAME, ttl=30):
+        waiting = line_up(locks, NAME, [Blocking()] * 6)
+        for target in (away, home):
+            cluster.move(NAME, target)
+            wait_until(lambda at=target: can_be_rung(locks, at, NAME) == len(waiting))
+    for lock, caller, acquired in waiting:
+        assert acquired.result(HUNG)
+        caller.release(lock)
 
 
 @pytest.mark.proves("R13")
-def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_told(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
-    name = "lottery"
-    source = cluster.owner_node(name)
-    target = another(cluster, source)
-    with distributed_lock(name):
+def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_told(start, callers):
+    cluster, locks = start("cluster", OPTIONS=UNHURRIED)
+    threads, _ = callers
+    _, target = move_of(cluster)
+    with distributed_lock(NAME):
         pass  # Its bucket has a mark of fences: some keys are there, and others are not.
-    cluster.begin_move(name, target)
-    with Blocking() as threads, InLoop() as tasks:
-        for caller in (threads, tasks):
-            with pytest.raises(LockUnavailable, match=r"TRYAGAIN|on its way"):
-                caller.acquire(distributed_lock(name, wait=0))
-        elsewhere = distributed_lock(cluster.name_on(target), wait=0)
-        assert threads.acquire(elsewhere)
-        threads.release(elsewhere)
-        acquired = [
-            (lock, caller, caller.begin(lock))
-            for caller, lock in [(threads, distributed_lock(name)), (tasks, distributed_lock(name))]
-        ]
-        cluster.move_keys(name, target)  # From here on the source answers ASK.
-        with pytest.raises(LockUnavailable):
-            threads.acquire(distributed_lock(name, wait=0))
-        assert not any(future.done() for _, _, future in acquired)
-        cluster.end_move(name, target)
-        while acquired:
-            wait_until(lambda: any(future.done() for _, _, future in acquired))
-            lock, caller, future = next(one for one in acquired if one[2].done())
-            assert future.result()
-            assert is_held_by(locks, lease_of(lock))
-            caller.release(lock)
-            acquired.remove((lock, caller, future))
+    cluster.begin_move(NAME, target)
+    for caller in callers:
+        with pytest.raises(LockUnavailable, match=r"TRYAGAIN|on its way"):
+            caller.acquire(distributed_lock(NAME, wait=0))
+    with threads.block(distributed_lock(cluster.name_on(target), wait=0)):
+        pass
+    handles = [(caller, distributed_lock(NAME)) for caller in callers]
+    acquired = [(lock, caller, caller.begin(lock)) for caller, lock in handles]
+    cluster.move_keys(NAME, target)  # From here on the source answers ASK.
+    with pytest.raises(LockUnavailable):
+        threads.acquire(distributed_lock(NAME, wait=0))
+    assert not any(future.done() for _, _, future in acquired)
+    cluster.end_move(NAME, target)
+    while acquired:
+        wait_until(lambda: any(future.done() for _, _, future in acquired))
+        lock, caller, future = next(one for one in acquired if one[2].done())
+        assert future.result()
+        assert is_held_by(locks, lease_of(lock))
+        caller.release(lock)
+        acquired.remove((lock, caller, future))
 
 
 @pytest.mark.proves("P6", "R13")
@@ -160,19 +121,16 @@ def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_tol
     ("kind", "limit"), [("valkey", None), ("valkey", 2), ("redis", 2)]
 )  # Each has words of its own.
 def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_not(
-    make_cluster, settings, key_prefix, caller, kind, limit, monkeypatch
+    start, caller, kind, limit, monkeypatch
 ):
     """All keys of a script may be there, so it begins, and ends where it needs another one."""
     monkeypatch.setattr(flows, "LOOK_EVERY", 0.1)
     monkeypatch.setattr(handle, "NOTED_FROM", 0.0)
-    cluster = make_cluster(kind)
-    locks = cluster.locks(settings, key_prefix, **{**PATIENT, "TTL": 600})
+    cluster, locks = start("cluster", kind, TTL=600)
     locks.configure(OPTIONS=UNHURRIED)
-    name = "lottery"
-    source = cluster.owner_node(name)
-    target = another(cluster, source)
-    keys = keys_of(locks, name)
-    with distributed_lock(name, limit=limit):
+    source, target = move_of(cluster)
+    keys = keys_of(locks, NAME)
+    with distributed_lock(NAME, limit=limit):
         pass
     assert locks.redis.exists(keys.past)
     with source.client() as client, InLoop() as tasks:
@@ -180,21 +138,21 @@ def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_
         def asked_for():
             return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
-        holders = [distributed_lock(name, limit=limit, wait=0) for _ in range(limit or 1)]
+        holders = [distributed_lock(NAME, limit=limit, wait=0) for _ in range(limit or 1)]
         for holder in holders:
             assert tasks.acquire(holder)
-        waiter = distributed_lock(name, limit=limit)
+        waiter = distributed_lock(NAME, limit=limit)
         acquired = caller.begin_waiting(waiter, locks)
-        cluster.begin_move(name, target)
+        cluster.begin_move(NAME, target)
         if limit:
             second = keys.of_permit(2).lock
             client.migrate(target.host, target.port, [second], 0, 5000)
         before = asked_for()
         wait_until(lambda: acquired.done() or asked_for() > before + 2)
         assert not acquired.done(), acquired.result()
-        assert queued(locks, name) == 1
-        cluster.move_keys(name, target)
-        cluster.end_move(name, target)
+        assert queued(locks, NAME) == 1
+        cluster.move_keys(NAME, target)
+        cluster.end_move(NAME, target)
         for holder in holders:
             tasks.release(holder)
         assert acquired.result(HUNG)
@@ -202,10 +160,9 @@ def test_r13_who_waits_waits_on_while_keys_of_its_lock_are_there_and_others_are_
 
 
 @pytest.fixture
-def nameless(make_cluster, settings, key_prefix):
+def nameless(start):
     """A cluster whose nodes lack the hostname that is preferred, so each says: MOVED to "?"."""
-    cluster = make_cluster("redis")
-    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+    cluster, _ = start("cluster", "redis", OPTIONS=UNHURRIED)
     for server in cluster.servers:
         with server.client() as client:
             client.config_set("cluster-preferred-endpoint-type", "hostname")
@@ -216,78 +173,61 @@ def nameless(make_cluster, settings, key_prefix):
 
 
 @pytest.mark.proves("R13")
-@pytest.mark.parametrize("names", [["lottery"], ["lottery", "report"]], ids=len)
+@pytest.mark.parametrize("names", [[NAME], [NAME, "report"]], ids=len)
 def test_r13_a_node_without_the_hostname_that_is_preferred_keeps_its_locks_available(
     nameless, caller, names
 ):
     lock = distributed_lock(*names)
-    source = nameless.owner_node("lottery")
+    source, target = move_of(nameless)
     with caller.block(lock):
         pass
-    nameless.move("lottery", another(nameless, source))
+    nameless.move(NAME, target)
     with caller.block(lock):
-        nameless.move("lottery", source)
+        assert sorted(one.name for one in held.list()) == sorted(names)
+        nameless.move(NAME, source)
+        assert held.get(NAME)
     assert not any(distributed_lock(name).locked() for name in names)
 
 
-def test_a_look_follows_a_lock_to_a_node_that_the_one_before_cannot_name(nameless):
-    source = nameless.owner_node("lottery")
-    with distributed_lock("lottery") as lease:
-        nameless.move("lottery", another(nameless, source))
-        assert [one.id for one in held.list()] == [lease.id]
-        nameless.move("lottery", source)
-        found = held.get("lottery")
-        assert found.id == lease.id
-
-
 @pytest.mark.proves("P6", "R14")
-def test_a_waiter_does_not_rely_on_a_bell_that_ended_while_nobody_read_it(
-    make_cluster, settings, key_prefix, if_rung
-):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix).configure(OPTIONS=UNHURRIED)
-    name, holder = "lottery", distributed_lock("lottery", wait=0, ttl=60)
-    home = cluster.owner_node(name)
-    with Blocking() as threads, InLoop() as tasks:
-        for _ in range(2):
-            assert tasks.acquire(holder)
-            waiter = distributed_lock(name, wait=HUNG, ttl=60)
-            acquired = threads.begin(waiter)
-            wait_until(lambda: can_be_rung(locks, home, name), if_rung)
-            tasks.release(holder)
-            assert acquired.result(if_rung)
-            threads.release(waiter)
-            # Its connection is idle, and reads nothing of this.
-            cluster.move(name, another(cluster, home))
-            cluster.move(name, home)
+def test_a_waiter_does_not_rely_on_a_bell_that_ended_while_nobody_read_it(start, if_rung, callers):
+    cluster, locks = start("cluster", OPTIONS=UNHURRIED)
+    holder = distributed_lock(NAME, wait=0, ttl=60)
+    home = cluster.owner_node(NAME)
+    threads, tasks = callers
+    for _ in range(2):
+        assert tasks.acquire(holder)
+        waiter = distributed_lock(NAME, wait=HUNG, ttl=60)
+        acquired = threads.begin(waiter)
+        wait_until(lambda: can_be_rung(locks, home, NAME), if_rung)
+        tasks.release(holder)
+        assert acquired.result(if_rung)
+        threads.release(waiter)
+        # Its connection is idle, and reads nothing of this.
+        cluster.move(NAME, another(cluster, home))
+        cluster.move(NAME, home)
 
 
 @pytest.mark.proves("R13")
-def test_r13_what_has_one_key_follows_an_ask(make_cluster, settings, key_prefix):
+def test_r13_what_has_one_key_follows_an_ask(start):
     """Its key is not there, so the node that the slot is on its way to is asked, for this once."""
-    cluster = make_cluster("redis")
-    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
-    name = "lottery"
-    source = cluster.owner_node(name)
-    target = another(cluster, source)
-    with distributed_lock(name):
+    cluster, _ = start("cluster", "redis", OPTIONS=UNHURRIED)
+    source, target = move_of(cluster)
+    with distributed_lock(NAME):
         pass
-    cluster.begin_move(name, target)
+    cluster.begin_move(NAME, target)
     before = asked(target)
-    call = Call(scripts.RUNS, name, (), HUNG)
+    call = Call(scripts.RUNS, NAME, (), HUNG)
     assert backend().run(flows.result_of(call))[1:4] == [b"", b"", b""]
     assert asyncio.run(backend().arun(flows.result_of(call)))[1:4] == [b"", b"", b""]
-    assert held.record(name) is None
+    assert held.record(NAME) is None
     assert asked(target) == before + 3
-    assert cluster.owner_node(name) is source
+    assert cluster.owner_node(NAME) is source
 
 
-def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_away(
-    make_cluster, settings, key_prefix
-):
+def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_away(start):
     """The text of a script is sent once for a batch, and must not go with a call that is moved."""
-    cluster = make_cluster("valkey")
-    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+    cluster, _ = start("cluster", OPTIONS=UNHURRIED)
     source, target, _ = cluster.servers
     gone, first, second = islice(cluster.names_on(source), 3)
     with distributed_lock(gone), distributed_lock(first), distributed_lock(second):
@@ -303,24 +243,20 @@ def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_awa
         cluster.end_move(gone, target)
 
 
-def test_what_is_said_while_a_slot_is_on_its_way_recommends_no_other_backend(
-    make_cluster, settings, key_prefix, caplog
-):
+def test_what_is_said_while_a_slot_is_on_its_way_recommends_no_other_backend(start, caplog):
     """RedisBackend says of the same replies that ClusterBackend is needed."""
-    cluster = make_cluster("valkey")
-    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
-    name = "lottery"
-    target = another(cluster, cluster.owner_node(name))
-    with distributed_lock(name, ttl=12) as lease:
-        cluster.begin_move(name, target)
-        cluster.move_keys(name, target)
+    cluster, _ = start("cluster", OPTIONS=UNHURRIED)
+    _, target = move_of(cluster)
+    with distributed_lock(NAME, ttl=12) as lease:
+        cluster.begin_move(NAME, target)
+        cluster.move_keys(NAME, target)
         wait_until(lambda: "Could not renew lock 'lottery' yet: ASK " in caplog.text)
         (outcome,) = (
-            backend().slots.last_owner_node(name).call_many([Call(scripts.RUNS, name, (), HUNG)])
+            backend().slots.last_owner_node(NAME).call_many([Call(scripts.RUNS, NAME, (), HUNG)])
         )
         assert str(outcome.__cause__) == outcome.problem
         assert "ClusterBackend" not in caplog.text
-        cluster.end_move(name, target)
+        cluster.end_move(NAME, target)
         renewals = lease.renewals
         wait_until(lambda: lease.renewals > renewals)
 
@@ -331,217 +267,104 @@ def asked(server):
     return int(stats.get("cmdstat_asking", {"calls": 0})["calls"])
 
 
-@pytest.mark.proves("P1", "P6", "R7")
-def test_a_whole_slot_that_moves_takes_the_lease_and_its_waiters_along(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
-    name = cluster.name_on(cluster.servers[0])
-    source, target = cluster.servers[:2]
-    with Blocking() as threads, InLoop() as tasks:
-        with threads.block(distributed_lock(name, ttl=12)) as lease:
-            waiting = line_up(locks, name, (threads, tasks, threads, tasks))
-            try:
-                cluster.move_whole(name, target)
-            except redis.ResponseError as error:
-                pytest.skip(f"this server moves no whole slots: {error}")
-            renewals = lease.renewals
-            wait_until(lambda: lease.renewals > renewals)
-            assert cluster.owner_node(name) is target is not source
-            assert is_held_by(locks, lease)
-        served_in_turn(waiting)
-
-
 # --- a master dies -------------------------------------------------------------------------------
 
 
-@pytest.mark.proves("P1", "R9", "R13")
-def test_locking_goes_on_when_a_master_is_killed_under_load(make_cluster, settings, key_prefix):
-    cluster = make_cluster("valkey", replicas=2)
-    cluster.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
-    name = cluster.name_on(cluster.servers[0])
-    with InLoop() as tasks:
-        lockers = Lockers(name, [Blocking(), Blocking(), tasks, tasks])
-        wait_until(lambda: len(lockers.turns) > 10)
-        with cluster.in_a_hurry():
-            cluster.servers[0].kill()
-            cluster.await_failover()
-        failed_over = time.monotonic()
-        wait_until(lambda: lockers.since(failed_over) >= 20)
-        lockers.stop()
-    # Nobody gave up. But who had the lock in that moment may have been told that it is lost, and
-    # who asked next that no replica has found its new master yet.
-    told = "LockLost", "REPLICAS_ACK"
-    assert not [one for one in lockers.errors if not any(text in one for text in told)]
-    lockers.check()
-
-
-@pytest.mark.proves("P6", "R7")
-def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("redis", replicas=1)
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
-    name, master = cluster.name_on(cluster.servers[0]), cluster.servers[0]
-    with Blocking() as threads, InLoop() as tasks:
-        with threads.block(distributed_lock(name, ttl=12)) as lease:
-            waiting = line_up(locks, name, (threads, tasks, threads, tasks))
-            await_copies(master, cluster.replicas)
-            with cluster.in_a_hurry():
-                master.kill()
-                renewals = lease.renewals
-                successor = cluster.await_failover()
-            wait_until(lambda: lease.renewals > renewals)
-            locks.redis.close()
-            locks.redis = cluster.client()
-            assert is_held_by(locks, lease)
-            wait_until(lambda: can_be_rung(locks, successor, name) == len(waiting))
-        served_in_turn(waiting)
-
-
-@pytest.mark.proves("P1", "R13")
-def test_after_a_planned_failover_nothing_is_lost(make_cluster, settings, key_prefix):
-    cluster = make_cluster("valkey", replicas=1)
-    locks = cluster.locks(settings, key_prefix, **LASTING)
-    name = cluster.name_on(cluster.servers[0])
-    with Blocking() as threads, InLoop() as tasks:
-        kept = distributed_lock(f"{name} kept", ttl=60)
-        assert threads.acquire(kept)
-        lockers = Lockers(name, [threads, threads, tasks, tasks])
-        wait_until(lambda: len(lockers.turns) > 10)
-        asked = time.monotonic()
-        cluster.tell(cluster.replicas[0], "FAILOVER")
-        cluster.await_failover()
-        failed_over = time.monotonic()
-        wait_until(lambda: lockers.since(failed_over) >= 20)
-        lockers.stop()
-        assert is_held_by(locks, lease_of(kept))
-        threads.release(kept)
-    # A failover takes a tenth of a second, and a hand-over is confirmed within one; unless the
-    # machine stood still. Then the one lease that was on its way may be lost to the next in turn.
-    slow = failed_over - asked > flows.CONFIRM_WITHIN / 2
-    on_its_way = [one for one in lockers.errors if slow and "'taken'" in one]
-    assert lockers.errors == on_its_way[:1]
-    lockers.check()
-
-
 @pytest.mark.proves("R13")
-def test_r13_a_cluster_that_is_down_is_unavailable_until_it_is_whole_again(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+def test_r13_a_cluster_that_is_down_is_unavailable_until_it_is_whole_again(start, callers):
+    cluster, locks = start("cluster", TTL=6, WAIT=0, UNAVAILABLE_AFTER=None)
     first, *_, last = cluster.servers
     name = cluster.name_on(last)
-    with Blocking() as threads, InLoop() as tasks:
-        for caller in (threads, tasks):
-            lock = distributed_lock(name)
-            assert caller.acquire(lock)
+    for caller in callers:
+        with caller.block(distributed_lock(name)):
+            pass
+    with cluster.in_a_hurry():  # Until its end: so they soon believe that it is back, too.
+        first.kill()
+        wait_until(lambda: b"cluster_state:fail" in cluster.tell(last, "INFO"))
+        for caller in callers:
+            with pytest.raises(LockUnavailable, match="CLUSTERDOWN"):
+                caller.acquire(distributed_lock(name))
+        locks.configure(UNAVAILABLE_AFTER=HUNG)
+        waiting = [
+            (caller, lock, caller.begin(lock))
+            for caller in callers
+            for lock in [distributed_lock(f"{name} {caller.way.name}", wait=HUNG)]
+        ]
+        first.start()
+        for caller, lock, acquired in waiting:
+            assert acquired.result(HUNG)
             caller.release(lock)
-        with cluster.in_a_hurry():  # Until its end: so they soon believe that it is back, too.
-            first.kill()
-            wait_until(lambda: b"cluster_state:fail" in cluster.tell(last, "INFO"))
-            for caller in (threads, tasks):
-                with pytest.raises(LockUnavailable, match="CLUSTERDOWN"):
-                    caller.acquire(distributed_lock(name))
-            locks.configure(UNAVAILABLE_AFTER=HUNG)
-            waiting = [
-                (caller, lock, caller.begin(lock))
-                for caller, lock in [
-                    (threads, distributed_lock(f"{name} sync", wait=HUNG)),
-                    (tasks, distributed_lock(f"{name} async", wait=HUNG)),
-                ]
-            ]
-            first.start()
-            for caller, lock, acquired in waiting:
-                assert acquired.result(HUNG)
-                caller.release(lock)
 
 
 # --- a node is added, or is silent ---------------------------------------------------------------
 
 
-def test_a_node_that_is_added_keeps_locks_and_is_listed(make_cluster, settings, key_prefix):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
-    with Blocking() as threads, InLoop() as tasks:
-        leases = [
-            (caller, lock, lease_of(lock))
-            for caller in (threads, tasks)
-            for lock in [distributed_lock(f"{caller.way.name} lottery", ttl=60)]
-            if caller.acquire(lock)
-        ]
-        new = cluster.add()
-        for caller, lock, lease in leases:
-            assert lease is not None
-            cluster.move(lock.name, new)
-            caller.ensure_held(lease)
-            assert is_held_by(locks, lease)
-        address = f"{new.host}:{new.port}"
-        assert [one.where for one in held.list()] == [address, address]
-        assert address in nodes_in_use()
-        for caller, lock, _ in leases:
-            caller.release(lock)
-            assert is_left_clean(locks, lock.name)
+def test_a_node_that_is_added_keeps_locks_and_is_listed(start, callers):
+    cluster, locks = start("cluster", OPTIONS=UNHURRIED)
+    handles = [distributed_lock(f"{caller.way.name} lottery", ttl=60) for caller in callers]
+    for caller, lock in zip(callers, handles, strict=True):
+        assert caller.acquire(lock)
+    new = cluster.add()
+    for caller, lock in zip(callers, handles, strict=True):
+        cluster.move(lock.name, new)
+        caller.ensure_held(lease_of(lock))
+        assert is_held_by(locks, lease_of(lock))
+    address = f"{new.host}:{new.port}"
+    assert [one.where for one in held.list()] == [address, address]
+    assert address in {node.address for node in backend().slots.nodes()}
+    for caller, lock in zip(callers, handles, strict=True):
+        caller.release(lock)
+        assert is_left_clean(locks, lock.name)
 
 
 @pytest.mark.django_db
 def test_a_list_says_which_node_is_silent_and_shows_what_the_others_keep(
-    make_cluster, settings, key_prefix, admin_client, capsys
+    start, admin_client, capsys
 ):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, TTL=60, WAIT=0)
-    locks.configure(OPTIONS={"socket_timeout": 3})
+    cluster, _ = start("cluster", TTL=60, OPTIONS={"socket_timeout": 3})
     names = [cluster.name_on(server) for server in cluster.servers]
     handles = [distributed_lock(name, ttl=120, renew=False) for name in names]
     assert all(lock.acquire() for lock in handles)
-    assert {lock.name for lock in held.list()} == set(names)
-    silent = cluster.servers[0]
-    address = f"{silent.host}:{silent.port}"
+    silent, other, _ = cluster.servers
+    address, alive = (f"{one.host}:{one.port}" for one in (silent, other))
     with silent.paused():
         with takes(at_most=12):  # That is the operation timeout; there are two tries of two.
-            found = held.list()
-        assert {lock.name for lock in found} == set(names[1:])
-        assert found.silent == (address,)
+            listed = held.list()
+        assert {lock.name for lock in listed} == set(names[1:])
+        assert listed.silent == (address,)
         said = f"The server {address} \\(default\\) did not answer all"
         with pytest.raises(CommandError, match=said) as ended:
             call_command("locks", "list")
         assert ended.value.returncode == 3
         out, _ = capsys.readouterr()
         assert names[1] in out
-        assert f"{cluster.servers[1].host}:{cluster.servers[1].port}" in out
+        assert alive in out
         with pytest.raises(LockUnavailable, match=address):
             list(held.every())
         url = reverse("admin:django_redislock_heldlock_changelist")
         page = admin_client.get(url).content.decode()
-        other = f"{cluster.servers[1].host}:{cluster.servers[1].port}"
-        assert f'<td class="field-where">{other}</td>' in page
+        assert f'<td class="field-where">{alive}</td>' in page
         assert f"The server {address} (default) did not answer all that was asked" in page
     assert {lock.name for lock in held.list()} == set(names)
     for lock in handles:
         lock.release()
 
 
-def test_a_node_that_refuses_the_dial_hides_nothing_that_the_others_keep(
-    make_cluster, settings, key_prefix
-):
+def test_a_node_that_refuses_the_dial_hides_nothing_that_the_others_keep(start):
     """Its certificate is not trusted, say, or it does not know the user, as a new node may not."""
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, TTL=60, WAIT=0)
+    cluster, locks = start("cluster", TTL=60)
     refusing, *others = cluster.servers
     for server in others:
         server.client().execute_command("ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all")
     locks.configure(OPTIONS={"username": "locks", "password": "pw", **UNHURRIED})
     handles = [distributed_lock(cluster.name_on(server)) for server in others]
     assert all(lock.acquire() for lock in handles)
-    found = held.list()
-    assert {lock.name for lock in found} == {lock.name for lock in handles}
+    listed = held.list()
+    assert {lock.name for lock in listed} == {lock.name for lock in handles}
     address = f"{refusing.host}:{refusing.port}"
-    assert found.silent == (address,)
-    unreached = [one.says for one in doctor.examine("default") if one.id == "E020"]
-    assert len(unreached) == 1
-    assert unreached[0].startswith(f"{address}: refused: WRONGPASS ")
+    assert listed.silent == (address,)
+    (unreached,) = [one.says for one in doctor.examine("default") if one.id == "E020"]
+    assert unreached.startswith(f"{address}: refused: WRONGPASS ")
     for lock in handles:
         lock.release()
     locks.configure(OPTIONS={"username": "nobody", "password": "pw"})
@@ -550,12 +373,9 @@ def test_a_node_that_refuses_the_dial_hides_nothing_that_the_others_keep(
 
 
 @pytest.mark.proves("R7")
-def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
-    make_cluster, settings, key_prefix, monkeypatch
-):
-    cluster = make_cluster("valkey")
+def test_r7_a_node_that_hangs_delays_no_renewal_on_another(start, monkeypatch):
     # So that one try of a renewal may take half of a third of the ttl.
-    cluster.locks(settings, key_prefix, WAIT=0).configure(OPTIONS={"socket_timeout": 20})
+    cluster, _ = start("cluster", OPTIONS={"socket_timeout": 20})
     one, other, _ = cluster.servers
     hanging = distributed_lock(cluster.name_on(one), ttl=12)
     assert hanging.acquire()
@@ -584,9 +404,8 @@ def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
     hanging.release()
 
 
-def test_a_dead_node_in_location_costs_its_share_only(make_cluster, settings, key_prefix):
-    cluster = make_cluster("valkey", replicas=1)
-    locks = cluster.locks(settings, key_prefix, **{**PATIENT, "TTL": 6})
+def test_a_dead_node_in_location_costs_its_share_only(start, callers):
+    cluster, locks = start("cluster", replicas=1, TTL=6)
     dead = cluster.servers[0]
     with cluster.in_a_hurry():
         dead.pause()
@@ -594,38 +413,33 @@ def test_a_dead_node_in_location_costs_its_share_only(make_cluster, settings, ke
     locks.configure(
         LOCATION=[f"redis://{one.host}:{one.port}" for one in (dead, cluster.servers[0])]
     )
-    with Blocking() as threads, InLoop() as tasks:
-        for caller in (threads, tasks):
-            backends.reset()
-            lock = distributed_lock(f"{caller.way.name}")
-            with takes(at_most=2):
-                assert caller.acquire(lock)
-            caller.release(lock)
+    for caller in callers:
+        backends.reset()
+        lock = distributed_lock(f"{caller.way.name}")
+        with takes(at_most=2):
+            assert caller.acquire(lock)
+        caller.release(lock)
 
 
 @pytest.mark.proves("R13")
-def test_r13_a_node_that_was_taken_out_and_runs_on_is_not_asked_who_keeps_a_lock(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey", replicas=1)
-    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
-    former = cluster.servers[0]
+def test_r13_a_node_that_was_taken_out_and_runs_on_is_not_asked_who_keeps_a_lock(start, callers):
+    cluster, _ = start("cluster", replicas=1, OPTIONS=UNHURRIED)
+    former = cluster.master
     name = cluster.name_on(former)
-    with Blocking() as threads, InLoop() as tasks:
-        for caller in (threads, tasks):
-            lock = distributed_lock(name)
-            assert caller.acquire(lock)
-            caller.release(lock)
-        cluster.fail_over()
-        cluster.await_failover()
-        cluster.take_out(former)
-        for caller in (threads, tasks):  # LOCATION still names it first.
-            for begins_anew in (False, True):
-                if begins_anew:
-                    backends.reset()
-                lock = distributed_lock(name, wait=0)
-                assert caller.acquire(lock)
-                caller.release(lock)
+
+    def use(caller):
+        with caller.block(distributed_lock(name, wait=0)):
+            pass
+
+    for caller in callers:
+        use(caller)
+    cluster.fail_over()
+    cluster.await_failover()
+    cluster.take_out(former)
+    for caller in callers:  # LOCATION still names it first.
+        use(caller)
+        backends.reset()
+        use(caller)
     ((level, says),) = found("cluster")
     assert level == "warn"
     address = f"{former.host}:{former.port}"
@@ -633,11 +447,8 @@ def test_r13_a_node_that_was_taken_out_and_runs_on_is_not_asked_who_keeps_a_lock
 
 
 @pytest.mark.proves("R7")
-def test_a_slot_that_no_node_keeps_harms_no_lock_on_the_node_that_kept_it(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey", cluster_require_full_coverage="no")
-    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+def test_a_slot_that_no_node_keeps_harms_no_lock_on_the_node_that_kept_it(start):
+    cluster, _ = start("cluster", cluster_require_full_coverage="no", OPTIONS=UNHURRIED)
     former = cluster.servers[0]
     names = islice(cluster.names_on(former), 2)
     kept, unkept = (Call(scripts.RUNS, name, (), HUNG) for name in names)
@@ -667,20 +478,19 @@ def test_a_slot_that_no_node_keeps_harms_no_lock_on_the_node_that_kept_it(
 
 
 @pytest.mark.proves("P6", "R14")
-def test_r14_a_bell_is_told_to_no_other_node(make_cluster, settings, key_prefix):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
-    with Blocking() as threads, InLoop() as tasks:
-        for caller in (threads, tasks):
-            for number in range(5):
-                name = f"{caller.way.name} {number}"
-                holder, waiter = distributed_lock(name), distributed_lock(name)
-                assert threads.acquire(holder)
-                acquired = caller.begin(waiter)
-                wait_until(lambda name=name: queued(locks, name) == 1)
-                threads.release(holder)
-                assert acquired.result(HUNG)
-                caller.release(waiter)
+def test_r14_a_bell_is_told_to_no_other_node(start, callers):
+    cluster, locks = start("cluster")
+    threads, _ = callers
+    for caller in callers:
+        for number in range(5):
+            name = f"{caller.way.name} {number}"
+            holder, waiter = distributed_lock(name), distributed_lock(name)
+            assert threads.acquire(holder)
+            acquired = caller.begin(waiter)
+            wait_until(lambda name=name: queued(locks, name) == 1)
+            threads.release(holder)
+            assert acquired.result(HUNG)
+            caller.release(waiter)
     for server in cluster.servers:
         info = cluster.tell(server, "INFO").decode()
         assert "cluster_stats_messages_ping_sent" in info
@@ -690,48 +500,17 @@ def test_r14_a_bell_is_told_to_no_other_node(make_cluster, settings, key_prefix)
 # --- processes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.proves("P10", "R8")
-def test_a_forked_child_has_nodes_of_its_own(cluster, settings, key_prefix, spawn):
-    cluster.locks(settings, key_prefix)
-    assert spawn(lock_in_fork).read() == [True, True]
-
-
-def lock_in_fork():
-    """In a child: lock, and lock again in a child of that, beside the first."""
-    names = [f"lottery {number}" for number in range(12)]
-    with distributed_lock("of the parent", ttl=9) as lease:
-        for name in names:
-            with distributed_lock(name):
-                pass
-
-        def locking():
-            for name in names:
-                with distributed_lock(name, wait=HUNG):
-                    pass
-            with distributed_lock("of the child", ttl=9) as own:
-                wait_until(lambda: own.renewals)
-            return not lease.held
-
-        in_child = in_fork(locking)
-        wait_until(lambda: lease.renewals)
-        say([in_child, lease.held])
-
-
 @pytest.mark.proves("R8")
-def test_a_child_does_not_ask_another_node_for_what_its_parent_asked(
-    make_cluster, settings, key_prefix, spawn
-):
-    cluster = make_cluster()
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
-    name = "lottery"
-    child = spawn(fork_behind_a_redirection, name)
+def test_a_child_does_not_ask_another_node_for_what_its_parent_asked(start, spawn):
+    cluster, locks = start("cluster")
+    child = spawn(fork_behind_a_redirection, NAME)
     assert child.read() == "knows the nodes"
-    cluster.move(name, another(cluster, cluster.owner_node(name)))
+    cluster.move(NAME, another(cluster, cluster.owner_node(NAME)))
     child.send("moved")
     said = dict([child.read(), child.read()])
     assert said["parent"] is True
     assert "forked" in str(said["child"])
-    assert value_of(locks, name), "the child has undone what its parent was granted"
+    assert value_of(locks, NAME), "the child has undone what its parent was granted"
 
 
 def fork_behind_a_redirection(name):
@@ -759,122 +538,50 @@ def fork_behind_a_redirection(name):
 # --- what is no cluster --------------------------------------------------------------------------
 
 
-def test_a_server_that_is_no_node_of_a_cluster_is_refused_at_once(locks, caller):
-    locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
-    locks.configure(LOCATION=locks.server.url.removesuffix("/0"))
-    says = "this is no node of a cluster; for a server of its own use RedisBackend"
-    with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
-        caller.acquire(distributed_lock("lottery", wait=20))
-
-
-def test_redis_backend_says_which_backend_a_cluster_needs(cluster, settings, key_prefix, caller):
-    settings.REDISLOCK = {"default": {"LOCATION": cluster.servers[0].url, "KEY_PREFIX": key_prefix}}
-    says = "CROSSSLOT.*a node of a cluster, which ClusterBackend is for"
-    with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
-        caller.acquire(distributed_lock("lottery", wait=20))
-
-
-def test_nodes_of_different_clusters_are_refused_at_once(
-    cluster, make_cluster, settings, key_prefix
+@pytest.mark.parametrize("database", [0, 3])
+def test_a_cluster_may_have_a_password_users_with_few_rights_and_several_databases(
+    database, start, settings, callers
 ):
-    other = make_cluster(masters=1)
-    locks = cluster.locks(settings, key_prefix)
-    both = [f"redis://{one.host}:{one.port}" for one in (cluster.servers[0], other.servers[0])]
-    locks.configure(LOCATION=both, OPTIONS=UNHURRIED)
-    says = "are of different clusters; name nodes of one in LOCATION"
-    with Blocking() as threads, InLoop() as tasks:
-        for caller in (threads, tasks):
-            with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
-                caller.acquire(distributed_lock("lottery", wait=20))
-
-
-def test_one_wrong_address_among_nodes_does_no_harm(cluster, settings, key_prefix, caller, locks):
-    wrong = locks.server.url.removesuffix("/0")
-    cluster.locks(settings, key_prefix).configure(
-        LOCATION=[wrong, cluster.setting()["LOCATION"][0]]
-    )
-    lock = distributed_lock("lottery")
-    assert caller.acquire(lock)
-    caller.release(lock)
-
-
-def test_a_cluster_with_several_databases_keeps_locks_in_the_one_that_is_named(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey", cluster_databases=16)
-    cluster.locks(settings, key_prefix, **PATIENT)
-    rules = *minimal_acl(backend().prefix).split(), "db=3"
+    several = {"cluster_databases": 16} if database else {}
+    cluster, locks = start("cluster", **several)
+    rules = [*minimal_acl(backend().prefix).split(), *([f"db={database}"] if database else [])]
     for server in cluster.servers:
         server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rules)
-    options = {"username": "locks", "password": "secret", "db": 3, **UNHURRIED}
+    options = {"username": "locks", "password": "secret", "db": database, **UNHURRIED}
     default = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"default": {**default, "OPTIONS": options}, "in 0": default}
-    with Blocking() as threads, InLoop() as tasks:
-        for number, caller in enumerate((threads, tasks) * 3):
-            name = f"lottery {number}"
-            holder, waiter = distributed_lock(name), distributed_lock(name, wait=HUNG)
-            with threads.block(holder), threads.block(distributed_lock(name, using="in 0")):
-                acquired = caller.begin(waiter)
-                wait_until(lambda name=name: waiters(name) == 1)
-                (listed,) = held.list()
-                assert listed.name == name
-            assert acquired.result(HUNG)
-            caller.release(waiter)
-    found = {one.about: one for one in examine("default")}
-    assert not [one for one in found.values() if one.level == "fail"]
-    assert found["rights"].advice.endswith(" ".join(rules[:-1]) + " resetdbs db=3")
+    threads, _ = callers
+    for number, caller in enumerate(callers * 3):
+        name = f"lottery {number}"
+        elsewhere = distributed_lock(name, using="in 0") if database else nullcontext()
+        holder, waiter = distributed_lock(name), distributed_lock(name)
+        with threads.block(holder), elsewhere:
+            acquired = caller.begin(waiter)
+            wait_until(lambda name=name: waiters(name) == 1)
+            (listed,) = held.list()
+            assert listed.name == name
+        assert acquired.result(HUNG)
+        caller.release(waiter)
+    findings = {one.about: one for one in doctor.examine("default")}
+    assert not [one for one in findings.values() if one.level == "fail"]
+    if database:
+        assert findings["rights"].advice.endswith(" ".join(rules[:-1]) + " resetdbs db=3")
     assert held.list(using="in 0") == []
+    locks.configure(OPTIONS={**options, "password": "wrong"})
+    for caller in callers:
+        with pytest.raises(LockUnavailable, match="WRONGPASS"):
+            caller.acquire(distributed_lock("lottery", wait=0))
 
 
-def test_a_cluster_with_one_database_says_so_to_whoever_names_another(
-    cluster, settings, key_prefix, caller
-):
-    cluster.locks(settings, key_prefix).configure(OPTIONS={"db": 1, **UNHURRIED})
-    says = "(leave|correct) the number of the database"  # Of Redis, and of Valkey.
-    with takes(at_most=1), pytest.raises(LockUnavailable, match=says) as caught:
-        caller.acquire(distributed_lock("lottery", wait=20))
-    assert caught.value.reason == "refused"
-
-
-def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
-    make_cluster, settings, key_prefix
-):
-    cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
-    rules = minimal_acl(backend().prefix).split()
-    for server in cluster.servers:
-        server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rules)
-    locks.configure(OPTIONS={"username": "locks", "password": "secret", **UNHURRIED})
-    with Blocking() as threads, InLoop() as tasks:
-        for number, caller in enumerate((threads, tasks) * 3):
-            name = f"lottery {number}"
-            holder, waiter = distributed_lock(name), distributed_lock(name)
-            with threads.block(holder):
-                acquired = caller.begin(waiter)
-                wait_until(lambda name=name: queued(locks, name) == 1)
-                (listed,) = held.list()
-                assert listed.name == name
-            assert acquired.result(HUNG)
-            caller.release(waiter)
-        locks.configure(OPTIONS={"username": "locks", "password": "wrong", **UNHURRIED})
-        for caller in (threads, tasks):
-            with pytest.raises(LockUnavailable, match="WRONGPASS"):
-                caller.acquire(distributed_lock("lottery", wait=0))
-
-
-def test_a_cluster_may_speak_tls_only(make_cluster, settings, key_prefix, caller):
-    cluster = make_cluster("redis", tls=True)  # The Valkey of the wheel speaks no TLS.
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
-    locks.configure(**cluster.setting(**UNHURRIED))
+def test_a_cluster_may_speak_tls_only(start, caller):
+    # The Valkey of the wheel speaks no TLS.
+    cluster, locks = start("cluster", "redis", tls=True, OPTIONS=UNHURRIED)
     names = [cluster.name_on(server) for server in cluster.servers]
     mine = [distributed_lock(name) for name in names]
     for lock in mine:
         assert caller.acquire(lock)
-    seen = {(one.name, one.where) for one in held.list()}
-    assert seen == {
-        (name, f"{server.host}:{server.port}")
-        for name, server in zip(names, cluster.servers, strict=True)
-    }
+    places = [f"{server.host}:{server.port}" for server in cluster.servers]
+    assert {(one.name, one.where) for one in held.list()} == {*zip(names, places, strict=True)}
     waiting = distributed_lock(names[0])
     waiter = caller.begin_waiting(waiting, locks)
     caller.release(mine[0])
@@ -890,10 +597,10 @@ def test_a_cluster_may_speak_tls_only(make_cluster, settings, key_prefix, caller
 def test_a_list_is_in_order_though_one_bucket_has_most_of_it(cluster, settings, key_prefix):
     """More than is asked of each bucket at first."""
     cluster.locks(settings, key_prefix)
-    crowded = (name for number in count() if bucket_of(name := f"crowded {number}") == 17)
+    crowded = (NAME for number in count() if bucket_of(NAME := f"crowded {number}") == 17)
     names = [*islice(crowded, 80), *(f"spread {number}" for number in range(20))]
     handles = [
-        distributed_lock(name, ttl=60 + number, renew=False) for number, name in enumerate(names)
+        distributed_lock(NAME, ttl=60 + number, renew=False) for number, NAME in enumerate(names)
     ]
     assert all(lock.acquire() for lock in handles)
     assert [lock.name for lock in held.list()] == names
@@ -923,13 +630,8 @@ def test_r10_names_are_spread_over_the_nodes_and_cannot_choose_one(cluster, sett
 # --- the doctor ----------------------------------------------------------------------------------
 
 
-def found(about):
-    return [(one.level, one.says) for one in doctor.examine("default") if one.about == about]
-
-
-def test_the_doctor_judges_each_node_of_a_cluster(make_cluster, settings, key_prefix):
-    cluster = make_cluster("valkey", replicas=1)
-    locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+def test_the_doctor_judges_each_node_of_a_cluster(start):
+    cluster, locks = start("cluster", replicas=1, TTL=6, WAIT=0)
     first, second, third = (f"{one.host}:{one.port}" for one in cluster.servers)
     assert found("cluster") == [("ok", "all slots are kept; 3 nodes keep locks")]
     assert {level for level, _ in found("server")} == {"ok"}
@@ -958,21 +660,3 @@ def test_the_doctor_judges_each_node_of_a_cluster(make_cluster, settings, key_pr
         cluster.servers[2].kill()
         wait_until(lambda: b"cluster_state:fail" in cluster.tell(cluster.servers[1], "INFO"))
     assert any(level == "fail" for level, _ in found("rights"))
-
-
-def test_the_doctor_says_how_many_slots_are_kept_by_no_node(make_cluster, settings, key_prefix):
-    cluster = make_cluster("valkey")
-    cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
-    free = range(3)
-    for server in cluster.servers:  # Each has a map of its own.
-        cluster.tell(server, "DELSLOTS", *free)
-    wait_until(lambda: found("cluster")[0][0] == "fail")
-    assert found("cluster") == [("fail", "3 of 16384 slots are kept by no node")]
-
-
-def test_the_doctor_says_that_a_server_is_no_node_of_a_cluster(locks):
-    locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
-    locks.configure(LOCATION=locks.server.url.removesuffix("/0"))
-    ((level, says),) = found("cluster")
-    assert level == "fail"
-    assert "this is no node of a cluster" in says

@@ -37,7 +37,7 @@ from django_redislock import (
 from django_redislock.backends.redis.dialing import DIALS_APART, Dialer
 from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
-from tests.support.backends import UNHURRIED, forbid_scripting
+from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
 from tests.support.interrupts import alarm, announce, drops_errors
 from tests.support.orders import SHOP, OnPurpose
@@ -49,7 +49,7 @@ from tests.support.ways import Blocking, in_thread
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
 # A task may wait for an answer that its loop has lost as it was interrupted.
-UNHURRIED_TASK = {"socket_timeout": 8.0}
+UNHURRIED_TASK = PATIENT
 OURS = (str(Path(django_redislock.__file__).parent), str(Path(redis.__file__).parent))
 
 

@@ -285,6 +285,13 @@ def caller(request):
 
 
 @pytest.fixture
+def callers():
+    """One of each way, for a test in which both take part: ``threads, tasks = callers``."""
+    with InLoop() as tasks:
+        yield Blocking(), tasks
+
+
+@pytest.fixture
 def if_rung(monkeypatch):
     """Seconds within which a waiter is served if it is rung: it hardly ever looks by itself.
 
