@@ -305,7 +305,7 @@ def test_each_state_has_its_badge(operator, locks):
     overdue.release()
 
 
-def test_a_permit_says_which_one_of_how_many_it_is(operator):
+def test_a_permit_says_which_one_of_how_many_it_is_and_whether_it_was_handed_over(operator):
     with held_by("report", limit=5), held_by("report", "web-4", limit=5), held_by("lottery"):
         shown = text(operator.get(LIST))
         assert "redislock-permit" in shown
@@ -317,6 +317,9 @@ def test_a_permit_says_which_one_of_how_many_it_is(operator):
         # Those beside it are named, each with a link to its own page.
         assert detail("report") in shown
         assert detail("report", "default", 2) in text(operator.get(detail("report")))
+    with distributed_lock("report", limit=5, wait=0) as lease:
+        lease.hand_over()
+        assert ">handed over<" in text(operator.get(LIST)).replace("\n", "")
 
 
 def test_a_lock_that_is_called_as_a_permit_has_a_page_and_an_end_of_its_own(operator):
@@ -906,7 +909,7 @@ def test_another_admin_site_leads_to_its_own_pages_only(operator, locks, make_pr
 
 @pytest.mark.parametrize(
     "choice",
-    [{"USE_TZ": False}, {"LANGUAGE_CODE": "de"}, {"LANGUAGE_CODE": "ar"}],
+    [{"USE_TZ": False}, {"LANGUAGE_CODE": "de"}, {"LANGUAGE_CODE": "fr"}, {"LANGUAGE_CODE": "ar"}],
     ids=str,
 )
 def test_every_page_is_made_whatever_the_site_has_chosen(operator, settings, choice):
