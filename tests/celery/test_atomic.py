@@ -26,7 +26,7 @@ def start(own_stage, database, monkeypatch):
 
     def start():
         return own_stage.start(
-            settings="tests.celery.project.effects_settings",
+            settings="tests.celery.project.database_settings",
             imports=["tests.celery.project.effects_tasks"],
         )
 

@@ -94,18 +94,6 @@ def test_a_task_that_calls_itself_is_no_other_delivery_of_its_message(stage, by)
     assert stage.count(key, "start") == 1
 
 
-def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage):
-    own_stage.start(worker_deduplicate_successful_tasks=True, task_acks_late=True)
-    key = own_stage.key()
-    first = own_stage.send("skipping", key, hold=True)
-    own_stage.wait_for(key, "start")
-    second = own_stage.send("skipping", key)
-    own_stage.open_gate(key)
-    assert own_stage.result(first) == f"did {key}"
-    assert own_stage.result(second)
-    assert own_stage.result(own_stage.send("skipping", key)) == f"did {key}"
-
-
 def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(own_stage):
     own_stage.start(task_track_started=True, pool="threads", concurrency=2)
     key = own_stage.key()

@@ -13,6 +13,7 @@ from celery import chain, chord, group
 from django_redislock import distributed_lock, held
 from django_redislock.rules.keys import lock_keys
 from tests.celery.project import PATIENCE, SOON
+from tests.support.databases import sqlite
 from tests.support.faults import slack
 from tests.support.processes import python
 from tests.support.stored import newer_lease
@@ -383,7 +384,7 @@ class TestCrash:
         locks, key = make_server(), own_stage.key()
         own_stage.redislock["default"]["LOCATION"] = locks.url
         settings = "tests.celery.project.database_settings"
-        monkeypatch.setenv("TESTS_DATABASE", str(tmp_path / "lottery.sqlite3"))
+        monkeypatch.setenv("TESTS_DATABASE", json.dumps(sqlite(tmp_path, "lottery")))
         python(
             *("-m", "django", "migrate", "django_redislock", "--verbosity=0"),
             env=os.environ | {"DJANGO_SETTINGS_MODULE": settings},

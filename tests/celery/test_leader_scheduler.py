@@ -163,21 +163,6 @@ def test_a_new_leader_sends_what_was_missed_and_nothing_that_was_sent(app):
     assert tick(first) == []  # It leads again, and would have sent it a minute ago.
 
 
-def test_a_crontab_is_sent_once_although_the_next_leader_has_a_clock_that_is_late(app):
-    clock.time = datetime(2026, 11, 23, 11, 59, 59, 500_000, tzinfo=UTC)
-    first, second = beat(app), beat(app)
-    tick(first)
-    clock.advance(seconds=0.6)
-    assert "at noon" in tick(first)
-    end(first)
-    clock.set(seconds=-0.3)
-    assert tick(second) == []
-    clock.advance(seconds=0.5)
-    assert tick(second) == []
-    clock.advance(days=1)
-    assert "at noon" in tick(second)
-
-
 def test_an_entry_that_is_read_again_with_an_old_time_does_not_hold_up_the_others(app):
     """Celery 5.6 looks at no other entry while one at the head says that it is not due."""
     with_entries(app, minutely=each(60))

@@ -1,7 +1,5 @@
 """The line of deferred runs: who comes back when, and that the lock is not idle meanwhile."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
@@ -11,12 +9,11 @@ from itertools import combinations
 import pytest
 
 from django_redislock import distributed_lock, task_runs
-from django_redislock.celery import single_instance_task
 from django_redislock.celery.defer import IN_SLOT, NEAR, Turn, defer, time_in_slot
+from django_redislock.jobs import run_job
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Busy
 from django_redislock.rules.options import Options
-from tests.support.celery_app import EAGER, celery_app
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -59,26 +56,8 @@ def test_who_does_not_come_back_is_given_up_soon(redislock):
         assert stand("patient").before == 0
 
 
-@pytest.fixture
-def app():
-    """An application in eager mode."""
-    with celery_app(**EAGER) as app:
-        yield app
-
-
-@pytest.fixture
-def runs_of_four_seconds(redislock, app):
-    """One has been."""
-
-    @single_instance_task(key=NAME, name="tests.four_seconds")
-    def run() -> None:
-        redislock.advance(4)
-
-    run.delay().get()
-
-
-@pytest.mark.usefixtures("runs_of_four_seconds")
 def test_its_turn_follows_how_long_runs_last(redislock):
+    run_job("four seconds", NAME, lambda: redislock.advance(4))
     with redislock.simulate_held_by_other(NAME, ttl=1000):
         assert stand("a").seconds == pytest.approx(4, abs=1)
         assert stand("b").seconds == pytest.approx(5, abs=1)  # "a" may be lost.
@@ -106,20 +85,16 @@ def test_only_those_whose_turn_is_near_wait_for_it_in_their_slot():
     assert not Turn(1, 2, 0.1, slots=2).is_near
 
 
-def test_a_time_limit_is_not_used_up_by_waiting(app):
-    @single_instance_task(name="tests.limited")
-    def run() -> None: ...
-
-    def allowed(**how):
-        run.push_request(**how)
-        try:
-            return time_in_slot(run)
-        finally:
-            run.pop_request()
-
-    assert allowed() == IN_SLOT
-    assert allowed(timelimit=[10, None]) == 0.5
-    assert allowed(timelimit=[None, 4]) == 0.2
+@pytest.mark.parametrize(
+    ("limits", "allowed"), [(None, IN_SLOT), ([10, None], 0.5), ([None, 4], 0.2)]
+)
+def test_a_time_limit_is_not_used_up_by_waiting(own_stage, limits, allowed):
+    task = own_stage.task("retrying")
+    task.push_request(timelimit=limits)
+    try:
+        assert time_in_slot(task) == allowed
+    finally:
+        task.pop_request()
 
 
 @pytest.mark.parametrize("bound", ["until", "expires"])
@@ -130,12 +105,8 @@ def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(own_stage, bo
     for number in range(20):
         task.push_request(id=f"call-{number}", called_directly=False, args=("a",), expires=expires)
         try:
-            defer(
-                task,
-                1000,
-                turn=Turn(1, 500, 1000, 1),
-                until=end.timestamp() if bound == "until" else None,
-            )
+            until = end.timestamp() if bound == "until" else None
+            defer(task, 1000, turn=Turn(1, 500, 1000, 1), until=until)
         finally:
             task.pop_request()
     messages = map(json.loads, own_stage.redis.lrange("celery", 0, -1))

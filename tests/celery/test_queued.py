@@ -328,13 +328,7 @@ class TestWithWorker:
 
     @pytest.mark.parametrize(
         ("waits", "through"),
-        [
-            ("in the queue", "result"),
-            ("in the queue", "control"),
-            ("in a worker", "result"),
-            ("in a worker", "control"),
-            ("deferred", "result"),
-        ],
+        [("in the queue", "result"), ("in a worker", "control"), ("deferred", "result")],
     )
     def test_a_call_made_after_one_was_revoked_runs(self, own_stage, waits, through):
         key, task = own_stage.key(), own_stage.task("queued_newest")

@@ -41,7 +41,6 @@ from django_redislock.celery import (
 )
 from django_redislock.celery.options import OPTIONS
 from django_redislock.holder import Activity, busy_with, current_activity
-from django_redislock.humanize import duration
 from tests.support.calls import counted_calls
 from tests.support.celery_app import EAGER, celery_app, current
 from tests.support.hearing import heard
@@ -401,18 +400,6 @@ class TestConflict:
         assert skipped["reason"] == "an item of celery.map cannot go back to the broker"
         assert "reason" not in directly
 
-    def test_a_task_that_calls_itself_is_skipped_as_any_other_or_told_so_if_it_would_wait(
-        self, redislock
-    ):
-        def call_itself(self):
-            return self()
-
-        task = make(call_itself, bind=True)
-        assert task.delay().get()["skipped"] == "busy"
-        waits = make(call_itself, bind=True, on_conflict="wait", wait=60)
-        with pytest.raises(LockMisuse, match="holds it already"):
-            waits.delay().get()
-
     @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
     def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
         self, redislock, app, autoretry_for
@@ -428,25 +415,6 @@ class TestConflict:
             task.pop_request()
         assert rejected.value.requeue
 
-    def test_what_became_of_the_runs_under_a_lock_of_tasks_is_kept(self, redislock):
-        task = make(lambda divisor: 1 / divisor, key="division")
-        task.apply((1,), task_id="success").get()
-        with pytest.raises(ZeroDivisionError):
-            task.apply((0,), task_id="failure").get()
-        with redislock.simulate_held_by_other("division"):
-            task.apply((1,), task_id="skip").get()
-            task.apply((1,), task_id="last skip").get()
-        with distributed_lock("of no task"):
-            pass
-        (record,) = held.records()
-        assert (record.name, record.alias, record.skips) == ("division", "default", 2)
-        runs = (record.last_success, record.last_failure, record.last_skip)
-        assert [run and run.owner.task_id for run in runs] == ["success", "failure", "last skip"]
-        assert (record.last_skip.why, record.last_skip.lasted) == ("busy", None)
-        task.delay(1)
-        record = held.record("division")
-        assert record.skips == 0
-
 
 async def draw_nothing(): ...
 
@@ -459,31 +427,9 @@ def draw_in_turn():
     yield 1
 
 
-class TestUnstarted:
-    """A body that returns work which nobody has begun has failed: the lock would be over."""
-
-    @pytest.mark.parametrize(
-        ("make_result", "what"),
-        [
-            (draw_nothing, "coroutine"),
-            (lambda: (number for number in [1]), "generator"),
-            (draw_one_by_one, "async generator"),
-        ],
-        ids=["coroutine", "generator", "async generator"],
-    )
-    def test_it_is_no_success(self, redislock, make_result, what):
-        def body():
-            return make_result()
-
-        task = make(body, key="lottery", once=3600, name="draw")
-        for run in ways(task):  # Not only the first time: `once` has not marked it as done.
-            with pytest.raises(TypeError, match=f"draw.* has returned, but its {what} would run"):
-                run()
-        record = held.record("lottery")
-        assert (record.last_success, record.last_failure is None) == (None, False)
-
+class TestAfterARun:
     @pytest.mark.django_db(transaction=True)
-    def test_what_it_has_written_is_rolled_back(self, redislock):
+    def test_what_a_body_has_written_that_returns_work_still_to_do_is_rolled_back(self, redislock):
         def body():
             Group.objects.create(name="drawn")
             return draw_nothing()
@@ -491,51 +437,6 @@ class TestUnstarted:
         with pytest.raises(TypeError, match="its coroutine would run"):
             make(body, key="lottery", atomic=True).delay().get()
         assert not Group.objects.exists()
-
-
-class TestAfterASuccess:
-    @pytest.mark.parametrize(
-        ("options", "skipped"),
-        [
-            ({"min_hold": 60}, "cooling"),
-            ({"min_hold": 60, "on_conflict": "wait", "wait": 0.1}, "cooling"),
-            ({"min_hold": 60, "on_conflict": "retry"}, "cooling"),
-            ({"min_hold": 60, "limit": 2}, "cooling"),
-            ({"once": timedelta(seconds=60)}, "done"),
-        ],
-        ids=["cooling", "wait", "retry", "limit", "done"],
-    )
-    def test_a_skip_after_it_says_whose_it_was_and_when_and_alarms_nobody(
-        self, redislock, caplog, options, skipped
-    ):
-        caplog.set_level(logging.INFO, "django_redislock.celery")
-        task = make(key="lottery", **options)
-        first = [task.delay() for _ in range(options.get("limit", 1))]
-        redislock.advance(4)
-        result = task.delay().get()
-        by, ago = result["by"], result["ago"]
-        left = {"expires_in": pytest.approx(60 - ago, abs=0.1)} if skipped == "cooling" else {}
-        assert result == {"skipped": skipped, "lock": "lottery", "by": by, "ago": ago, **left}
-        assert by.rpartition(" ")[2] in {one.id for one in first}
-        assert 4 <= ago < 30
-        (logged,) = [one for one in caplog.records if one.message.startswith("Skipped")]
-        assert logged.levelno == logging.INFO
-        says = {"cooling": "cooling, taken by", "done": "done, by"}[skipped]
-        assert f"lock 'lottery' is {says} {by}, {duration(ago)} ago" in logged.message
-        record = held.record("lottery")
-        assert (record.last_skip.why, record.skips) == (skipped, 1)
-        assert distributed_lock("lottery").locked() == (skipped == "cooling")
-
-    def test_a_function_is_told_whether_anybody_holds_it(self, redislock):
-        def answer(found):
-            return found.cooling, found.holder
-
-        task = make(key="lottery", min_hold=60, on_conflict=answer)
-        with redislock.simulate_held_by_other("lottery"):
-            assert task.delay().get() == (False, "another-host:1 simulated")
-        task.apply(task_id="first").get()
-        cooling, holder = task.delay().get()
-        assert (cooling, holder.rpartition(" ")[2]) == (True, "first")
 
     @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
     def test_a_failure_and_a_run_that_published_its_retry_leave_it_free(self, redislock, options):

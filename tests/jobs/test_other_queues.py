@@ -1,9 +1,12 @@
 """Jobs as tasks of other queues, each with its own worker: their decorator goes above ours."""
 
+import json
+
 import pytest
 
 from django_redislock import distributed_lock, held, single_instance
 from django_redislock.jobs import current_lease
+from tests.support.processes import python
 
 results = []
 
@@ -88,6 +91,21 @@ async def test_procrastinate():
         for source in ("eu", "us"):
             await task.defer_async(source=source)
         await app.run_worker_async(wait=False, install_signal_handlers=False)
+
+
+def test_tasks_of_django_in_a_worker_and_at_once(locks, settings, tmp_path):
+    pytest.importorskip("django_tasks_db")
+    redislock = json.dumps(settings.REDISLOCK)
+    with distributed_lock("import:eu") as lease:
+        done = python("-m", "tests.jobs.tasks_site", str(tmp_path / "db.sqlite3"), redislock)
+    skipped = {"skipped": "busy", "lock": "import:eu", "holder": str(lease.owner)}
+    blocking, awaiting = [skipped, "import:us"], [skipped, "import:us"]
+    with_context = [skipped, ["import:us", 1]]
+    results = [*blocking, *awaiting, *with_context, *blocking, *with_context]
+    assert json.loads(done.stdout) == [["SUCCESSFUL", result] for result in results]
+    record = held.record("import:eu")
+    jobs = {f"tests.jobs.tasks.{name}" for name in ("load", "aload", "load_as")}
+    assert (record.skips, record.tasks) == (5, jobs)
 
 
 def tell():

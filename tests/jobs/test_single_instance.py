@@ -28,18 +28,20 @@ from django_redislock import (
     LockTimeout,
     LockUnavailable,
     Skipped,
+    distributed_lock,
     held,
     signals,
     single_instance,
     single_instance_task,
 )
 from django_redislock.celery.options import SingleInstance
+from django_redislock.humanize import duration
 from django_redislock.jobs import JobOptions, current_lease, run_job
 from django_redislock.models import CompletedRun
 from django_redislock.monitors import Monitor
 from tests import ROOT
 from tests.support.celery_app import EAGER, celery_app
-from tests.support.faults import calls, in_fork
+from tests.support.faults import in_fork
 from tests.support.hearing import heard
 from tests.support.processes import python
 from tests.support.waiting import HUNG
@@ -47,6 +49,14 @@ from tests.support.waiting import HUNG
 OTHER = "another-host:1 simulated"
 
 blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+each_kind = pytest.mark.parametrize("kind", ["function", "coroutine function", "task"])
+
+
+@pytest.fixture(autouse=True)
+def app():
+    """Tasks run at once, and end with their test."""
+    with celery_app(**EAGER) as app:
+        yield app
 
 
 def lock():
@@ -55,17 +65,20 @@ def lock():
     return lease.name if lease else "no lock"
 
 
-def decorated(work, *args, is_async=False, **options):
-    """A job with this body, as a function or a coroutine function; called by blocking code."""
-    if not is_async:
-        return single_instance(*args, **options)(work)
+def decorated(work, name=None, *, kind="function", **options):
+    """A job of this kind with this body; called by blocking code."""
+    if kind == "task":
+        task = single_instance_task(key=name, **options)(work)
+        return lambda *given: task.delay(*given).get()
+    if kind == "function":
+        return single_instance(name, **options)(work)
 
     @functools.wraps(work)
     async def awork(*given):
         await asyncio.sleep(0)
         return work(*given)
 
-    made = single_instance(*args, **options)(awork)
+    made = single_instance(name, **options)(awork)
     return lambda *given: asyncio.run(made(*given))
 
 
@@ -79,8 +92,9 @@ def work(source, raising=None):
 NAME = f"{__name__}.work"
 
 
-def job(*args, **options):
-    return decorated(work, *args, **options)
+def job(name=None, *, is_async=False, **options):
+    kind = "coroutine function" if is_async else options.pop("kind", "function")
+    return decorated(work, name, kind=kind, **options)
 
 
 def fail(run, *args):
@@ -361,52 +375,67 @@ def test_a_child_that_is_forked_in_the_body_tells_of_no_end(redislock, is_async)
         signals.run_ended.disconnect(receiver)
 
 
-@blocking_or_not
-def test_after_a_success_min_hold_and_once_skip_what_comes_later(redislock, is_async):
-    for option, why in (({"min_hold": 60}, "cooling"), ({"once": timedelta(days=1)}, "done")):
-        run = job(why + ":{source}", is_async=is_async, **option)
-        fail(run, "eu")  # No success.
-        assert run("eu") == f"{why}:eu"
-        skipped = run("eu")
-        until = ["expires_in"] if why == "cooling" else []
-        assert list(skipped) == ["skipped", "lock", "by", "ago", *until]
-        assert skipped["skipped"] == why
-        assert skipped["by"].endswith(NAME)
+@each_kind
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"min_hold": 60}, "cooling"),
+        ({"min_hold": 60, "on_conflict": "wait", "wait": 0.1}, "cooling"),
+        ({"min_hold": 60, "limit": 2}, "cooling"),
+        ({"once": timedelta(seconds=60)}, "done"),
+    ],
+    ids=["cooling", "wait", "limit", "done"],
+)
+def test_a_skip_after_a_success_says_whose_it_was_and_when_and_alarms_nobody(
+    redislock, caplog, kind, options, why
+):
+    caplog.set_level(logging.INFO, "django_redislock")
+    run = job("import", kind=kind, **options)
+    fail(run, "eu")  # No success.
+    for _ in range(options.get("limit", 1)):
+        assert run("eu") == "import"
+    redislock.advance(4)
+    result = run("eu")
+    by, ago = result["by"], result["ago"]
+    left = {"expires_in": pytest.approx(60 - ago, abs=0.1)} if why == "cooling" else {}
+    assert result == {"skipped": why, "lock": "import", "by": by, "ago": ago, **left}
+    record = held.record("import")
+    assert by == str(record.last_success.owner)
+    assert 4 <= ago < 30
+    (logged,) = [one for one in caplog.records if one.message.startswith("Skipped")]
+    assert logged.levelno == logging.INFO
+    says = {"cooling": "cooling, taken by", "done": "done, by"}[why]
+    assert f"lock 'import' is {says} {by}, {duration(ago)} ago" in logged.message
+    assert (record.last_skip.why, record.skips) == (why, 1)
+    assert distributed_lock("import").locked() == (why == "cooling")
 
 
-@blocking_or_not
-def test_a_conflict_raises_waits_or_is_given_to_a_function(redislock, is_async):
+@each_kind
+def test_a_conflict_raises_waits_or_is_given_to_a_function(redislock, kind):
     def answer(conflict):
         seen.append(conflict)
-        return later() if is_async else "sorry"
+        return later() if kind == "coroutine function" else "sorry"
 
     async def later():
         return "sorry"
 
+    def made(number, **options):
+        if kind == "task":
+            options["name"] = f"{NAME} {number}"
+        return decorated(work, "import", kind=kind, **options)
+
     seen = []
     with redislock.simulate_held_by_other("import"):
         with pytest.raises(LockTimeout, match=OTHER):
-            job("import", is_async=is_async, on_conflict="raise")("eu")
-        run = job("import", is_async=is_async, on_conflict="wait", wait=0.01)
-        assert run("eu")["skipped"] == "busy"
-        assert job("import", is_async=is_async, on_conflict=answer)("eu") == "sorry"
-    (conflict,) = seen
-    assert (conflict.job, conflict.args) == (NAME, ("eu",))
-    assert (conflict.lock, conflict.holder, conflict.cooling) == ("import", OTHER, False)
-
-
-async def test_waiting_runs_are_served_one_after_the_other(locks):
-    inside = []
-
-    @single_instance("import", on_conflict="wait", wait=math.inf)
-    async def load(number):
-        inside.append(number)
-        await asyncio.sleep(0.01)
-        assert inside == [number]
-        inside.remove(number)
-        return number
-
-    assert sorted(await asyncio.gather(*map(load, range(3)))) == [0, 1, 2]
+            made(1, on_conflict="raise")("eu")
+        assert made(2, on_conflict="wait", wait=0.01)("eu")["skipped"] == "busy"
+        cools = made(3, on_conflict=answer, min_hold=60)
+        assert cools("eu") == "sorry"
+    assert [cools("eu"), cools("eu")] == ["import", "sorry"]
+    first, second = seen
+    assert (first.job.partition(" ")[0], first.args, first.lock) == (NAME, ("eu",), "import")
+    assert [one.cooling for one in seen] == [False, True]
+    assert (first.holder, second.holder.rpartition(" ")[0] != OTHER) == (OTHER, True)
 
 
 async def test_a_skip_needs_no_thread_of_the_event_loop(redislock):
@@ -459,19 +488,6 @@ async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(lo
 
 
 @blocking_or_not
-def test_a_run_with_a_limit_costs_one_request_at_each_end(locks, is_async):
-    def requests():
-        sent = calls(locks.redis.info("commandstats"))
-        return sum(sent.get(name, 0) for name in ("evalsha", "eval"))
-
-    run = job("import", limit=3, is_async=is_async)
-    run("eu")  # Now the server knows the scripts.
-    before = requests()
-    assert run("eu") == "import"
-    assert requests() - before == 2
-
-
-@blocking_or_not
 def test_limits_are_taken_all_or_none_and_the_first_one_has_the_records(redislock, is_async):
     limits = [Limit("import:{source}", lambda source: {"eu": 1, "us": 2}[source]), Limit("all", 1)]
     run = job(limits=limits, is_async=is_async)
@@ -502,46 +518,52 @@ def test_once_in_the_database_and_a_transaction_around_the_body(redislock):
     assert CompletedRun.objects.get().task == NAME
 
 
-@blocking_or_not
-def test_a_run_within_itself_is_skipped_as_any_other_or_refused_if_it_would_wait(
-    redislock, is_async
-):
-    def within_itself(**options):
-        @single_instance(**options)
+@each_kind
+def test_a_run_within_itself_is_skipped_as_any_other_or_refused_if_it_would_wait(redislock, kind):
+    def within_itself(name, **options):
+        decorator = single_instance_task if kind == "task" else single_instance
+
+        @decorator(name=name, **options)
         def again():
             return again()
 
-        @single_instance(**options)
+        @single_instance(name, **options)
         async def again_later():
             return await again_later()
 
-        return asyncio.run(again_later()) if is_async else again()
+        return asyncio.run(again_later()) if kind == "coroutine function" else again()
 
-    found = within_itself()
+    found = within_itself("skips")
     assert found["skipped"] == "busy"
     assert str(os.getpid()) in found["holder"]
-    with pytest.raises(LockMisuse, match=r"never end.*`__wrapped__`"):
-        within_itself(on_conflict="wait")
+    says = "holds it already" if kind == "task" else r"never end.*`__wrapped__`"
+    with pytest.raises(LockMisuse, match=says):
+        within_itself("waits", on_conflict="wait")
 
 
 # --- records of a job -----------------------------------------------------------------------------
 
 
-@blocking_or_not
-def test_the_record_of_a_job_is_that_of_all_its_names(redislock, capsys, is_async):
-    run = job("import:{source}", is_async=is_async)
+@each_kind
+def test_the_record_of_a_job_is_that_of_all_its_names(redislock, capsys, kind):
+    run = job("import:{source}", kind=kind)
     assert held.job(NAME) is None
     run("eu")
     fail(run, "us")
     with redislock.simulate_held_by_other("import:be"):
         run("be")
+        run("be")
     run_job("backup.sh", "import:nl", lambda: None)  # Another job under such a name.
+    with distributed_lock("of no job"):
+        pass
     record = held.job(NAME)
     assert None not in {record.last_success, record.last_failure, record.last_skip}
-    assert record.skips == 1
+    assert (record.skips, record.last_skip.why, record.last_skip.lasted) == (2, "busy", None)
     assert {one.name for one in held.records()} == {
         f"import:{source}" for source in ("eu", "us", "be", "nl")
     }
+    run("be")
+    assert held.record("import:be").skips == 0, "a success ends the count"
     probe = ["locks", "runs", "--no-success-for", "1h", "--fail", "--job"]
     call_command(*probe, NAME)
     assert capsys.readouterr().out.endswith(" s ago.\n")  # It is of no lock in particular.
@@ -552,7 +574,7 @@ def test_the_record_of_a_job_is_that_of_all_its_names(redislock, capsys, is_asyn
     capsys.readouterr()
     call_command("locks", "runs", "--json", "--job", NAME)
     (shown,) = json.loads(capsys.readouterr().out)
-    assert (shown["name"], shown["skips"]) == (NAME, 1)
+    assert (shown["name"], shown["skips"]) == (NAME, 2)
     with pytest.raises(CommandError, match="No success of --job shop"):
         call_command(*probe, "shop.other")
     with pytest.raises(CommandError, match="--job goes with neither"):
@@ -595,10 +617,9 @@ def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere():
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_celery_has_the_same_skips(redislock, serializer):
-    with celery_app(**EAGER):
-        task = single_instance_task(key="import", name="load", serializer=serializer)(tell)
-        with redislock.simulate_held_by_other("import"):
-            result = task.delay().get()
+    task = single_instance_task(key="import", serializer=serializer)(tell)
+    with redislock.simulate_held_by_other("import"):
+        result = task.delay().get()
     skipped = {"skipped": "busy", "lock": "import", "holder": OTHER}
     assert (type(result), dict(result)) == (Skipped, skipped)
 
@@ -692,19 +713,22 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(options, function, e
 
 
 def test_a_celery_task_belongs_above_and_takes_no_key_beside_limits():
-    with celery_app(**EAGER), pytest.raises(TypeError, match="Write @shared_task above"):
+    with pytest.raises(TypeError, match="Write @shared_task above"):
         single_instance("import")(shared_task(load))
     with pytest.raises(ValueError, match="leave key out"):
         SingleInstance(key="import", limits=[Limit("import", 2)])
 
 
-@blocking_or_not
+@each_kind
 @pytest.mark.parametrize("make", [aload, generate, agenerate], ids=lambda make: make.__name__)
-def test_a_function_that_returns_work_still_to_do_has_failed(redislock, is_async, make):
-    args = ["eu"] if make is aload else []
-    run = decorated(lambda: make(*args), "import", is_async=is_async)
-    with pytest.raises(TypeError, match="runs after the call has returned"):
-        run()
+def test_a_function_that_returns_work_still_to_do_has_failed(redislock, kind, make):
+    def body():
+        return make(*["eu"] if make is aload else [])
+
+    run = decorated(body, "import", kind=kind, once=60)
+    for _ in range(2):  # `once` has not marked it as done.
+        with pytest.raises(TypeError, match=r"body.* has returned"):
+            run()
     record = held.record("import")
     assert (record.last_success, record.last_failure is None) == (None, False)
 

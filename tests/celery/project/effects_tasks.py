@@ -1,4 +1,4 @@
-"""A task that writes to the default database, for workers with effects_settings.py."""
+"""A task that writes to the default database, for workers with database_settings.py."""
 
 import os
 

@@ -94,7 +94,6 @@ make(
     limited={**LATE, **SHORT, "limit": 3},
     limited_cooling={"limit": 2, "min_hold": 3600},
     sharing={"limit": 2, "on_conflict": "wait", "wait": 20},
-    sharing_impatiently={"limit": 2, "on_conflict": "wait", "wait": 2.5},
     hopeful={"on_unavailable": "retry"},
     careless={"on_unavailable": "run"},
 )
