@@ -33,9 +33,7 @@ class TestRabbitMQ:
     @pytest.mark.proves("P8")
     def test_a_conflict_is_seen_a_duplicate_put_off_and_a_chord_waits_for_a_member(self, own_stage):
         own_stage.start(pool="threads", concurrency=3)
-        key, retrying = own_stage.key(), own_stage.task("retrying")
-        first = own_stage.send("late", key, hold=True)
-        own_stage.wait_for(key, "start")
+        retrying, (key, first) = own_stage.task("retrying"), own_stage.begin("late")
         assert own_stage.result(own_stage.send("late", key))["skipped"] == "busy"
         own_stage.app.send_task(own_stage.task("late").name, (key,), task_id=first.id)
         own_stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
@@ -48,10 +46,8 @@ class TestRabbitMQ:
 
     @pytest.mark.proves("P8")
     def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(self, own_stage):
-        key = own_stage.key()
         first = own_stage.start()
-        sent = own_stage.send("late", key, hold=True)
-        own_stage.wait_for(key, "start")
+        key, sent = own_stage.begin("late")
         first.kill()
         own_stage.start()
         own_stage.wait_for(key, "start", 2)

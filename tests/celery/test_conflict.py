@@ -38,9 +38,7 @@ def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock_however_it_was_pub
 
 @with_worker
 def test_a_plain_task_owns_the_lock_that_its_body_takes(stage):
-    key = stage.key()
-    sent = stage.send("plain", key, hold=True)
-    stage.wait_for(key, "start")
+    key, sent = stage.begin("plain")
     lock = held.get(key)
     assert lock.owner.task == stage.task("plain").name
     with pytest.raises(LockTimeout, match=sent.id):
@@ -52,9 +50,7 @@ def test_a_plain_task_owns_the_lock_that_its_body_takes(stage):
 @with_worker
 @pytest.mark.row("retry-raise")
 def test_raise_and_autoretry_run_it_when_the_lock_is_free_and_max_retries_counts(stage):
-    key = stage.key()
-    first = stage.send("skipping", key, hold=True)
-    stage.wait_for(key, "start")
+    key, first = stage.begin("skipping")
     others = [stage.send("insisting", key) for _ in range(2)]
     with pytest.raises(LockTimeout) as raised:
         stage.result(stage.send("resigning", key))
@@ -142,9 +138,7 @@ class TestRetry:
     @pytest.fixture
     def held_key(self, stage):
         """A key, whose lock a run holds until the gate is opened."""
-        key = stage.key()
-        stage.send("retrying", key, hold=True)
-        stage.wait_for(key, "start")
+        key, _ = stage.begin("retrying")
         return key
 
     @pytest.mark.row("retry")
@@ -197,9 +191,7 @@ class TestWait:
 
     @pytest.mark.row("wait")
     def test_it_runs_as_soon_as_the_lock_is_free(self, stage):
-        key = stage.key()
-        first = stage.send("waiting", key, hold=True)
-        stage.wait_for(key, "start")
+        key, first = stage.begin("waiting")
         second = stage.send("waiting", key)
         stage.wait_for_waiter(key)
         stage.open_gate(key)
@@ -213,9 +205,7 @@ class TestWait:
 
     @pytest.mark.row("wait-duplicate")
     def test_a_duplicate_that_waits_for_its_first_delivery_does_not_run_after_it(self, stage):
-        key = stage.key()
-        first = stage.send("waiting", key, hold=True)
-        stage.wait_for(key, "start")
+        key, first = stage.begin("waiting")
         stage.app.send_task(stage.task("waiting").name, (key,), task_id=first.id)
         stage.wait_for_waiter(key)
         stage.open_gate(key)
@@ -280,9 +270,7 @@ def test_while_the_lock_server_does_not_answer_but_the_broker_does(own_stage, ma
     server.start()
     assert stage.result(sent) == f"did {key}"
 
-    key = stage.key()
-    sent = stage.send("lasting", key, hold=True)  # It is to end while its lease lasts.
-    stage.wait_for(key, "start")
+    key, sent = stage.begin("lasting")  # It is to end while its lease lasts.
     server.stop()
     stage.open_gate(key)
     assert stage.result(sent) == f"did {key}"

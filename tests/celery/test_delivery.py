@@ -276,9 +276,7 @@ class TestRetry:
     @pytest.mark.row("retry-returned")
     @pytest.mark.parametrize("kind", ["", "_once", "_cooling", "_limited"])
     def test_a_retry_whose_first_try_ended_well_is_no_duplicate_of_it(self, stage, kind):
-        key, name = stage.key(), f"asking_again{kind}"
-        sent = stage.send(name, key, hold=True)
-        stage.wait_for(key, "start")
+        key, sent = stage.begin(name := f"asking_again{kind}")
         stage.open_gate(key)
         stage.wait_for(key, "start", 2)
         assert stage.result(sent) == "tried 1"
@@ -298,9 +296,7 @@ class TestRetry:
 
     @pytest.mark.row("retry-returned")
     def test_a_duplicate_of_the_first_try_is_one_although_its_retry_is_still_to_come(self, stage):
-        key = stage.key()
-        sent = stage.send("asking_again", key, pause=2, hold=True)
-        stage.wait_for(key, "start")
+        key, sent = stage.begin("asking_again", pause=2)
         stage.open_gate(key)
         assert stage.result(sent) == "tried 1"
         deliver_again(stage, "asking_again", key, sent.id)
@@ -328,9 +324,7 @@ class TestRetry:
     @pytest.mark.proves("P8")
     @pytest.mark.row("retry-other")
     def test_a_retry_that_finds_another_holder_is_put_off(self, stage):
-        key = stage.key()
-        retried = stage.send("flaky", key, hold=True)
-        stage.wait_for(key, "start")
+        key, retried = stage.begin("flaky")
         other = stage.send("waiting", key, hold=True)
         stage.wait_for_waiter(key)
         stage.open_gate(key)  # The other one has the lock in the step that frees it.
@@ -405,10 +399,8 @@ class TestCrash:
     def test_of_many_that_start_the_lottery_one_draws_although_the_first_to_try_is_killed(
         self, own_stage
     ):
-        key = own_stage.key()
         first = own_stage.start()
-        winner = own_stage.send("draw_late", key, hold=True)
-        own_stage.wait_for(key, "start")
+        key, winner = own_stage.begin("draw_late")
         others = [own_stage.send("draw_late", key) for _ in range(3)]
         own_stage.start()
         assert [own_stage.result(one)["skipped"] for one in others] == ["busy"] * 3
@@ -449,10 +441,8 @@ class TestCrash:
     @sweeps_often
     @pytest.mark.row("visibility-timeout-crash")
     def test_the_work_is_not_lost_if_the_first_delivery_dies_after_the_second_came(self, own_stage):
-        key = own_stage.key()
         first = own_stage.start()
-        sent = own_stage.send("late", key, hold=True)
-        own_stage.wait_for(key, "start")
+        key, sent = own_stage.begin("late")
         own_stage.start()
         wait_until_put_off(own_stage, sent.id, key)
         first.kill()

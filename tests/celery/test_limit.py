@@ -73,9 +73,8 @@ def test_those_who_wait_take_whatever_permit_is_free(stage):
 
 @pytest.mark.row("limit-duplicate")
 def test_duplicates_take_no_second_permit_also_if_they_start_together(stage):
-    key, other, task_id = stage.key(), stage.key(), stage.key()
-    first = stage.send("limited", key, hold=True)
-    stage.wait_for(key, "start")
+    other, task_id = stage.key(), stage.key()
+    key, first = stage.begin("limited")
     stage.redeliver(first.id)
     stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
     for _ in range(4):

@@ -61,10 +61,13 @@ def next_published(task, *args, **options):
     return wait_until(publish, PATIENCE, "another call is published", every=0.02)
 
 
-def new_task(stage, body, base=SingleInstanceTask, **options):
+def new_task(stage, base=SingleInstanceTask, **options):
     """A task that tasks.py does not have: an older version reads that too, see tests/upgrades."""
+
+    def sync(): ...
+
     options = {"unique_queued": True, **options}
-    return stage.app.task(name=stage.key(), base=base, single_instance=options)(body)
+    return stage.app.task(name=stage.key(), base=base, single_instance=options)(sync)
 
 
 @pytest.fixture
@@ -174,7 +177,7 @@ class TestWithoutWorker:
         traced = {"traceparent": "00-1-2-00", "sentry-trace": "1", "baggage": "x", "headers": {}}
         assert not task.apply_async((key,), headers=traced).published
 
-        task = new_task(own_stage, lambda: None, key="sync", queued_headers=["_schema_name"])
+        task = new_task(own_stage, key="sync", queued_headers=["_schema_name"])
         headers = [
             {"_schema_name": "a", "request": "1"},
             {"_schema_name": "a", "request": "2"},
@@ -194,7 +197,7 @@ class TestWithoutWorker:
                 later.append(lambda: super(Committing, self).apply_async(*args, **options))
 
         base = type("Both", (SingleInstanceTask, Committing), {"abstract": True})
-        task = new_task(own_stage, lambda: None, base)
+        task = new_task(own_stage, base)
         assert task.delay() is task.delay() is None
         assert waiting(own_stage) == 0
         for publish in later:
@@ -608,13 +611,13 @@ class TestNewest:
         assert own_stage.send("queued", other, fail=True).id == calls[1].id
         assert not any(kept(own_stage, one) for one in calls)
 
-    @pytest.mark.usefixtures("worker")
-    def test_a_call_with_another_limit_does_not_give_a_run_its_arguments(self, stage):
+    def test_a_call_with_another_limit_does_not_give_a_run_its_arguments(self, own_stage):
+        stage = own_stage
         key, task = stage.key(), stage.task("queued_newest_limited")
-        called = [((key, "a"), {}), ((key, "b"), {}), ((key, "a"), {"number": 2})]
-        first, *others = [task.apply_async(*how, **LATER) for how in called]
+        first, *others = task.delay(key, "a"), task.delay(key, "b"), task.delay(key, "a", number=2)
         assert first.id not in {other.id for other in others}
-        assert task.apply_async((key, "a"), {"more": "later"}, **LATER).id == first.id
+        assert task.delay(key, "a", more="later").id == first.id
+        stage.start()
         for call in (first, *others):
             assert stage.result(call)
         for ran in stage.events(key, "what"):
@@ -663,9 +666,7 @@ class TestPutOff:
     """A run that goes back to the broker still waits in the queue, and stands for later calls."""
 
     def test_of_many_calls_during_one_run_one_more_runs(self, stage):
-        key = stage.key()
-        first = stage.send("queued_retrying", key, hold=True)
-        stage.wait_for(key, "start")
+        key, first = stage.begin("queued_retrying")
         second = stage.send("queued_retrying", key)
         for times in range(1, 5):
             stage.wait_for_log(f"[{second.id}]: lock {key!r} is busy", times)
@@ -774,9 +775,7 @@ class TestPutOff:
         assert stage.count(key, "start") == 2
 
     def test_a_copy_of_a_run_that_has_started_stands_for_nobody(self, stage):
-        key = stage.key()
-        first = stage.send("queued_retrying", key, hold=True)
-        stage.wait_for(key, "start")
+        key, first = stage.begin("queued_retrying")
         # As when Redis did not answer its retraction.
         task_runs.announce(key, first.id, 60, using="default")
         stage.redeliver(first.id)

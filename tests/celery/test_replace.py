@@ -15,14 +15,6 @@ def start(own_stage):
     return lambda: own_stage.start(pool="threads", concurrency=4)
 
 
-def begin(stage, task="newest_wins", **how):
-    """A call that has the lock of its key."""
-    key = stage.key()
-    first = stage.send(task, key, **how)
-    stage.wait_for(key, "start")
-    return key, first
-
-
 def outcome(stage, sent):
     return stage.result(sent)["skipped"]
 
@@ -35,7 +27,7 @@ def test_a_body_ends_early_if_it_looks_else_loses_its_lease_and_its_retry_stays_
     """Its autoretry_for takes the loss for a failure, and publishes a retry."""
     stage = own_stage
     start()
-    key, first = begin(stage, looks=True)
+    key, first = stage.begin("newest_wins", hold=False, looks=True)
     second = stage.send("newest_wins", key)
     assert outcome(stage, first) == "replaced"
     assert stage.result(second) == f"did {key}"
@@ -46,7 +38,7 @@ def test_a_body_ends_early_if_it_looks_else_loses_its_lease_and_its_retry_stays_
     assert second.id in record.last_skip.by
     assert record.last_skip.owner.task_id == first.id
 
-    key, first = begin(stage, hold=True)
+    key, first = stage.begin("newest_wins")
     second = stage.send("newest_wins", key)
     stage.wait_for(key, "start", 2)
     assert stage.result(second) == f"did {key}"
@@ -59,7 +51,7 @@ def test_if_it_is_killed_the_newest_call_follows_when_its_lease_ends_and_it_stay
     own_stage, start
 ):
     worker = start()
-    key, first = begin(own_stage, hold=True)
+    key, first = own_stage.begin("newest_wins")
     worker.kill()
     start()
     second = own_stage.send("newest_wins", key)
@@ -76,7 +68,7 @@ def test_a_third_call_replaces_the_one_that_waits_but_an_older_one_that_comes_ba
 ):
     stage = own_stage
     start()
-    key, first = begin(stage, "newest_wins_late", hold=True)
+    key, first = stage.begin("newest_wins_late")
     second = stage.send("newest_wins_late", key)
     stage.wait_for_waiter(key)
     third = stage.send("newest_wins_late", key)

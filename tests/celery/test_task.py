@@ -692,7 +692,9 @@ class TestComposition:
         def outer():
             return [owner("before"), inner.apply(task_id="2").get(), job(), owner("after")]
 
-        inner = app.task(name="inner")(lambda: owner("inner"))
+        @app.task(name="inner")
+        def inner():
+            return owner("inner")
 
         @single_instance("job")
         def job():

@@ -167,6 +167,13 @@ class Stage:
         """Publish a task."""
         return self.task(name).apply_async((key,), how, queue=queue)
 
+    def begin(self, name, **how):
+        """Have a task hold the lock of a key until its gate is opened: the key, and the result."""
+        key = self.key()
+        sent = self.send(name, key, **{"hold": True, **how})
+        self.wait_for(key, "start")
+        return key, sent
+
     def redeliver(self, task_id):
         """Deliver a message again that is being worked on, as a broker does that gave it up.
 
