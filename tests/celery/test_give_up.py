@@ -154,7 +154,7 @@ class TestCounting:
     def test_it_is_abandoned_with_a_signal_a_record_and_a_free_lock(self, told, capsys):
         started = []
         task = make(lambda: started.append("started"), autoretry_for=(Exception,))
-        deliver(task, "another-id")
+        deliver(task, "an earlier id")
         call_command("locks", "runs")
         assert "ABANDONED" not in capsys.readouterr().out
         kill(3)
