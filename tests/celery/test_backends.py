@@ -11,8 +11,7 @@ from celery import chord
 
 from django_redislock import distributed_lock, held
 from django_redislock.celery import RunAbandoned
-from tests.celery.project import LOST_SOON, PATIENCE
-from tests.celery.project.rabbit import QUORUM
+from tests.celery.project import LOST_SOON, PATIENCE, QUORUM
 from tests.support.databases import sqlite
 from tests.support.processes import python
 from tests.support.waiting import HUNG, wait_until

@@ -11,7 +11,6 @@ import pytest
 
 from django_redislock import held
 from django_redislock.rules import scripts
-from tests.celery.project.stage import Program
 from tests.support.clocks import WallClock
 from tests.support.faults import takes
 from tests.support.nursery import environment_for
@@ -46,8 +45,7 @@ class Beats:
         proxy = self._new_proxy()
         location = proxy.url.rpartition("/")[0] + "/" + self._stage.url.rpartition("/")[2]
         schedule = str(self._folder / f"schedule-{next(self._numbers)}")
-        beat = Program(
-            self._stage,
+        beat = self._stage.run(
             *("beat", "--scheduler", SCHEDULER, "--schedule", schedule),
             environment=environment_for() | (clock.environment if clock else {}),
             redislock={"default": {"LOCATION": location, "OPTIONS": {"socket_timeout": 2.0}}},

@@ -13,8 +13,7 @@ from kombu.transport.native_delayed_delivery import (
 
 from django_redislock import distributed_lock
 from django_redislock.celery import SingleInstanceTask
-from tests.celery.project import PATIENCE
-from tests.celery.project.rabbit import QUORUM
+from tests.celery.project import PATIENCE, QUORUM
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]

@@ -271,24 +271,20 @@ class TestKey:
 
 
 class TestLease:
-    def test_it_is_there_within_the_body_and_nowhere_else(self, redislock):
+    @pytest.mark.parametrize("ttl", [7, 7.0, timedelta(seconds=7)])
+    def test_it_is_there_within_the_body_and_nowhere_else_and_its_owner_is_the_run(
+        self, redislock, ttl
+    ):
         def body(self):
             lease = current_lease()
-            return lease is self.lease, lease is not None and lease.held
+            return lease is self.lease, lease.held, lease.ttl, lease.owner
 
-        task = make(body, bind=True)
-        assert task.delay().get() == (True, True)
-        assert (current_lease(), task.lease) == (None, None)
-
-    def test_its_owner_is_the_run(self, redislock):
-        task = make(lambda: current_lease().owner)
-        owner = task.apply(task_id="the-id").get()
+        task = make(body, ttl, bind=True)  # The ttl may stand first.
+        *held_as, owner = task.apply(task_id="the-id").get()
+        assert held_as == [True, True, 7.0]
         assert (owner.task, owner.task_id) == (task.name, "the-id")
-        assert task().task_id == ""
-
-    @pytest.mark.parametrize("ttl", [7, 7.0, timedelta(seconds=7)])
-    def test_the_ttl_may_stand_first(self, redislock, ttl):
-        assert make(lambda: current_lease().ttl, ttl).delay().get() == 7.0
+        assert task()[-1].task_id == ""
+        assert (current_lease(), task.lease) == (None, None)
 
     def test_if_it_is_lost_the_task_fails_at_the_end_of_its_body(self, redislock):
         ended = []
@@ -566,7 +562,7 @@ class TestComposition:
             assert of(task)["skipped"] == "busy"
         assert calls == [None] * 6
 
-    def test_so_is_the_class_that_an_app_has_for_its_tasks(self, redislock):
+    def test_the_class_that_an_app_has_for_its_tasks_is_combined_with_ours_too(self, redislock):
         class Tenant(Task):
             tenant = "first"
 

@@ -166,18 +166,6 @@ def test_a_run_tells_its_start_and_its_end_by_one_id_and_a_skip_tells_nothing(
     assert [request.query["create"] for request in service.requests] == [["1"]] * 4
 
 
-def test_the_end_is_told_when_the_lock_is_released(locks, service):
-    free = []
-
-    class Looks(Monitor):
-        def succeeded(self, run, took):
-            free.append(not distributed_lock(run.lock).locked())
-
-    job(monitor=[Looks(), ping(service)])()
-    assert free == [True]
-    assert service.paths == ["/nightly/start", "/nightly"]
-
-
 def test_a_run_that_lost_its_lock_tells_a_failure(locks, service):
     @single_instance("nightly", monitor=ping(service))
     def work():

@@ -609,6 +609,7 @@ def test_what_is_no_function_runs_as_a_job_too(redislock):
 def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere():
     skipped = Skipped(skipped="busy", lock="import:eu")
     assert not skipped
+    assert repr(skipped) == "Skipped({'skipped': 'busy', 'lock': 'import:eu'})"
     again = pickle.loads(pickle.dumps(skipped))
     assert (type(again), again) == (Skipped, skipped)
     assert json.loads(json.dumps(skipped)) == skipped == dict(skipped)

@@ -28,3 +28,11 @@ SOON = {
     # A worker that is killed while it looks keeps all others from it for five minutes otherwise.
     "unacked_mutex_expire": 2,
 }
+
+# Queues of RabbitMQ that are kept on several servers.
+QUORUM = {
+    "task_default_queue_type": "quorum",
+    "task_default_exchange_type": "topic",
+    "task_create_missing_queue_type": "quorum",
+    "task_create_missing_queue_exchange_type": "topic",
+}

@@ -11,13 +11,6 @@ from tests.conftest import skip_or_fail
 from tests.support.run_servers import RunServer
 from tests.support.servers import free_port
 
-QUORUM = {
-    "task_default_queue_type": "quorum",
-    "task_default_exchange_type": "topic",
-    "task_create_missing_queue_type": "quorum",
-    "task_create_missing_queue_exchange_type": "topic",
-}
-
 
 class RabbitMQ(RunServer):
     """A broker on a loopback port, whose queues have names that no other test uses."""

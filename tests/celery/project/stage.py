@@ -149,6 +149,10 @@ class Stage:
         """Publish to RabbitMQ, in a queue of our own."""
         self.configure(broker_url=broker.url, task_default_queue=self.key(), **conf)
 
+    def run(self, *command, **how):
+        """Run another program of Celery; see Program."""
+        return Program(self, *command, **how)
+
     def start(self, *options, ready=True, **how):
         """Start a worker; see Worker."""
         worker = Worker(self, *options, **how)
