@@ -421,6 +421,7 @@ class TestWithWorker:
                 own_stage.wait_for(key, "start")
                 assert task.delay(*args).id == first.id, "it is dropped"
                 assert rule.hits
+                own_stage.wait_for_log(f"is not published with the key {key!r}")
                 workers_proxy.clear_rules()
                 own_stage.open_gate(key)
                 first.get(timeout=PATIENCE, propagate=False)
