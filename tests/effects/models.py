@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from django.db import models
 
 from django_redislock.models import FencedModel
@@ -13,7 +15,7 @@ class Counter(models.Model):
     name = models.CharField(max_length=50, unique=True)
     value = models.IntegerField(default=0)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.name}: {self.value}"
 
 
@@ -24,11 +26,11 @@ class Entry(models.Model):
     fence = models.BigIntegerField()
     value = models.IntegerField(default=0)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.position}: {self.value} under {self.fence}"
 
 
-def written(database):
+def written(database: str) -> list[int]:
     """The fences of all entries, in the order in which they were written."""
     return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
@@ -39,7 +41,7 @@ class Report(FencedModel):
     body = models.CharField(max_length=50, default="")
     is_new = models.BooleanField(default=True)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.body} under {self.fence}"
 
 
@@ -55,28 +57,29 @@ class Note(FencedModel):
     report = models.ForeignKey(Report, models.CASCADE)
     text = models.CharField(max_length=50, default="")
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.text} under {self.fence}"
 
 
-class Kept(models.Manager):
+class Kept(models.Manager["Letter"]):
     """Hides the letters that are thrown away, as soft deletion does."""
 
-    def get_queryset(self):
+    def get_queryset(self) -> models.QuerySet[Letter]:
         return super().get_queryset().exclude(text="thrown away")
 
 
-class Letters(models.QuerySet):
+class Letters(models.QuerySet["Letter"]):
     """Marks what it writes."""
 
-    def update(self, **values):
+    def update(self, **values: Any) -> int:
+        """Mark it, too."""
         return super().update(text="written", **values)
 
 
 class Letter(Note):
     """A note with a way to write of its own, and a manager that hides some."""
 
-    objects = Kept()
+    objects: ClassVar[models.Manager[Letter]] = Kept()
     everything = Letters.as_manager()
 
     class Meta:
@@ -96,7 +99,7 @@ class Stock(models.Model):
     left = models.IntegerField()
     version = models.IntegerField(default=0)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.left} left"
 
 
@@ -106,7 +109,7 @@ class Order(models.Model):
     total = models.IntegerField()
     receipt = models.CharField(max_length=50, default="")
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.total}: {self.receipt}"
 
 
@@ -115,7 +118,7 @@ class Account(models.Model):
 
     balance = models.IntegerField()
 
-    def __str__(self):
+    def __str__(self) -> str:
         return str(self.balance)
 
 
@@ -125,7 +128,7 @@ class Winner(models.Model):
     day = models.CharField(max_length=10)
     number = models.IntegerField()
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.day}: {self.number}"
 
 
@@ -134,7 +137,7 @@ class Unfenced(models.Model):
 
     fence = models.BigIntegerField(null=True)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return str(self.fence)
 
 
