@@ -17,7 +17,7 @@ import itertools
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from contextlib import contextmanager
 
 import pytest
 
@@ -49,7 +49,7 @@ pytest_plugins = [
     "tests.support.orders",  # It imports the one before.
 ]
 
-_REPORTERS = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
+_REPORTERS = pytest.StashKey()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -132,17 +132,14 @@ def make_server(request):
 
     Without a kind it is that of the test's other servers, or whatever this machine has.
     """
-    servers = []
+    with closed_later(
+        request, "log of a server", lambda server: f"{server!r}\n{server.log}"
+    ) as note:
 
-    def make(kind=None, *arguments, **config):
-        server = Server(chosen_kind(request, kind), *arguments, **config)
-        servers.append(server)
-        on_failure(request, f"log of {server!r}", lambda: server.log)
-        return server.start()
+        def make(kind=None, *arguments, **config):
+            return note(Server(chosen_kind(request, kind), *arguments, **config)).start()
 
-    yield make
-    for server in servers:
-        server.close()
+        yield make
 
 
 def chosen_kind(request, kind=None):
@@ -165,16 +162,13 @@ def own_server(server_kind, make_server):
 def make_proxy(request):
     """Put a fault proxy in front of any server."""
     proxies = []
+    with closed_later(request, "commands through the proxy", Proxy.report) as note:
 
-    def make(server, *, seed=0):
-        proxy = Proxy(server, seed=seed)
-        proxies.append(proxy)
-        on_failure(request, "commands through the proxy", proxy.report)
-        return proxy
+        def make(server, *, seed=0):
+            proxies.append(note(Proxy(server, seed=seed)))
+            return proxies[-1]
 
-    yield make
-    for proxy in proxies:
-        proxy.close()
+        yield make
     # redis-py may send INCR as INCRBY: a rule that misses its command proves nothing, silently.
     for proxy in proxies:
         assert not proxy.idle_rules(), f"these faults never happened: {proxy.idle_rules()}"
@@ -216,17 +210,13 @@ def locks(settings, server, redis_url, key_prefix):
 @pytest.fixture
 def spawn(request, settings):
     """Run code in child processes, with the REDISLOCK of this moment; see support/processes.py."""
-    children = []
+    with closed_later(request, "stderr of a child", lambda child: child.stderr) as note:
 
-    def start(code, *args, prelude="", **kwargs):
-        child = Child(code, *args, redislock=settings.REDISLOCK, prelude=prelude, **kwargs)
-        children.append(child)
-        on_failure(request, f"stderr of child {child.pid}", lambda: child.stderr)
-        return child
+        def start(code, *args, prelude="", **kwargs):
+            redislock = settings.REDISLOCK
+            return note(Child(code, *args, redislock=redislock, prelude=prelude, **kwargs))
 
-    yield start
-    for child in children:
-        child.close()
+        yield start
 
 
 # Order and selection
@@ -318,6 +308,24 @@ def pytest_runtest_makereport(item, call):
 def on_failure(request, title, tell):
     """Have what *tell* says stand in the report of the test, should it fail."""
     request.node.stash.setdefault(_REPORTERS, []).append((title, tell))
+
+
+@contextmanager
+def closed_later(request, title, tell):
+    """Give a function to which all is passed that is to be closed at the end of the block.
+
+    Should the test fail, its report shows what *tell* says of each, under that title.
+    """
+    made = []
+
+    def note(one):
+        made.append(one)
+        on_failure(request, title, lambda: tell(one))
+        return one
+
+    yield note
+    for one in made:
+        one.close()
 
 
 def skip_or_fail(reason):

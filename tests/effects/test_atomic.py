@@ -41,7 +41,6 @@ from tests.support.waiting import HUNG
 
 
 def write(database, lease, value=0):
-    """One write under the lease."""
     Entry.objects.using(database).create(fence=lease.fence, value=value)
 
 
@@ -52,7 +51,6 @@ def enter(lease, database):
 
 
 def fence_of(database, name="lottery"):
-    """The row of a lock."""
     return Fence.objects.using(database).get(name=name)
 
 

@@ -25,12 +25,10 @@ from tests.support.waiting import HUNG
 
 
 def reports(database):
-    """All rows, by key."""
     return Report.objects.using(database).order_by("pk")
 
 
 def bodies(database):
-    """What the rows have."""
     return list(reports(database).values_list("body", "fence"))
 
 

@@ -26,7 +26,6 @@ from tests.support.ways import both_ways
 
 
 def write(database, value=0):
-    """One write."""
     Entry.objects.using(database).create(fence=0, value=value)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
-from random import Random
 
 import pytest
 from celery import shared_task
@@ -467,62 +466,6 @@ def test_of_two_runs_that_two_servers_let_in_one_draws(
     else:
         assert (state, outcome["skipped"]) == ("SUCCESS", "done")
     assert (len(written(database)), completed(database)) == (1, ["lottery"])
-
-
-LOTTERIES = 40
-
-
-def draw_all(databases, database, once, seed):
-    """In a child: draw all the lotteries, in an order of our own; the first child rests amid them.
-
-    It does so until all data is lost. So, however slow either is, one has drawn before that what
-    the other comes to after it.
-    """
-    use(**databases)
-
-    @single_instance_task(key="lottery:{number}", atomic=database, once=once, acks_late=True)
-    def draw_one_of_many(number: int) -> None:
-        Entry.objects.using(database).create(fence=0, value=number)
-
-    numbers = list(range(LOTTERIES))
-    Random(seed).shuffle(numbers)
-    say("ready")
-    hear()
-    with celery_app(**EAGER, task_eager_propagates=True):
-        for index, number in enumerate(numbers):
-            if seed == 0 and index == LOTTERIES / 2:
-                say("half")
-                hear()
-            # Each of these errors means that nothing was written. Others may have drawn it, or not.
-            with suppress(LockLost, StaleFence, OperationalError):
-                draw_one_of_many.delay(number)
-    say("done")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("database_kind", "once"), [*((kind, "database") for kind in KINDS), (POSTGRES, 3600)]
-)
-def test_flushall_amid_many_lotteries_each_is_drawn_once_and_with_seconds_some_are_twice(
-    database, spawn, locks, once
-):
-    children = [spawn(draw_all, described(database), database, once, seed) for seed in range(2)]
-    for child in children:
-        assert child.read() == "ready"
-    for child in children:
-        child.send("go")
-    assert children[0].read() == "half"
-    locks.redis.flushall()
-    children[0].send("go on")
-    for child in children:
-        assert child.read() == "done"
-    numbers = sorted(Entry.objects.using(database).values_list("value", flat=True))
-    if once == "database":
-        assert numbers == list(range(LOTTERIES))
-        assert len(completed(database)) == LOTTERIES
-    else:
-        assert set(numbers) == set(range(LOTTERIES))
-        assert len(numbers) > LOTTERIES
 
 
 # --- what cannot work -----------------------------------------------------------------------------

@@ -37,6 +37,5 @@ scheduler.start()
 
 
 def application(environ, start_response):
-    """What gunicorn serves."""
     start_response("200 OK", [])
     return [b"ok"]

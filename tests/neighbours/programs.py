@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from tests import ROOT
-from tests.conftest import on_failure
+from tests.conftest import closed_later
 from tests.support.nursery import environment_for
 from tests.support.servers import tied_to_us
 from tests.support.waiting import HUNG, wait_until
@@ -34,11 +34,9 @@ class Program:
 
     @property
     def log(self):
-        """All that it wrote."""
         return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
 
     def wait_for_log(self, text):
-        """Return once its log has *text*."""
         wait_until(lambda: text in self.log or self._ended(), message=f"{text!r} is in the log")
 
     def _ended(self):
@@ -51,7 +49,6 @@ class Program:
         self.process.wait(HUNG)
 
     def close(self):
-        """End it whatever its state."""
         self.kill()
         self._log.close()
 
@@ -59,20 +56,15 @@ class Program:
 @pytest.fixture
 def program(request, settings, locks):
     """Start programs, with the REDISLOCK of the test and its journal."""
-    programs = []
+    with closed_later(request, "log of a program", lambda started: started.log) as note:
 
-    def start(*arguments, **variables):
-        environment = environment_for() | variables
-        environment["TESTS_REDISLOCK"] = json.dumps(settings.REDISLOCK)
-        environment["TESTS_JOURNAL"] = locks.server.url
-        started = Program(*arguments, environment=environment)
-        programs.append(started)
-        on_failure(request, f"log of {' '.join(arguments)}", lambda: started.log)
-        return started
+        def start(*arguments, **variables):
+            environment = environment_for() | variables
+            environment["TESTS_REDISLOCK"] = json.dumps(settings.REDISLOCK)
+            environment["TESTS_JOURNAL"] = locks.server.url
+            return note(Program(*arguments, environment=environment))
 
-    yield start
-    for one in programs:
-        one.close()
+        yield start
 
 
 class Journal:

@@ -36,7 +36,6 @@ def _work(key):
 
 
 def configure(database):
-    """Set Django up."""
     settings.configure(
         INSTALLED_APPS=["django_redislock", "django_q"],
         DATABASES={

@@ -52,7 +52,6 @@ def _forget_connections(**kwargs):
 
 
 def of_tenant(key):
-    """One lock for each tenant."""
     return f"{key}:{connection.schema_name}"
 
 

@@ -56,7 +56,6 @@ def test_with_two_redis_a_run_comes_back_when_that_of_the_locks_does(apart):
 
 @pytest.fixture
 def stage_of_files(own_stage, tmp_path):
-    """A stage whose broker is a folder."""
     folder = tmp_path / "queue"
     folder.mkdir()
     own_stage.app.conf.update(

@@ -17,7 +17,6 @@ SITE = "tests.neighbours.tenants_site"
 
 @pytest.fixture
 def site(program, make_database):
-    """Start programs of the project."""
     (database,) = described(make_database("tenants")).values()
     known = {**database, "ENGINE": "django_tenants.postgresql_backend"}
     variables = {

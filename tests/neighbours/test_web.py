@@ -34,7 +34,6 @@ def serve(program):
 
 @pytest.fixture
 def asgi(serve):
-    """The port of uvicorn."""
     return serve("uvicorn", "--port", "0", "tests.neighbours.web_site:asgi")
 
 

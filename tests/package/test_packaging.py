@@ -67,14 +67,12 @@ def files_of_the_project():
 
 @pytest.fixture(scope="module")
 def wheel(built):
-    """The wheel."""
     (path,) = built.glob("*.whl")
     return zipfile.ZipFile(path)
 
 
 @pytest.fixture
 def unpacked(built, tmp_path):
-    """The source distribution, unpacked."""
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -84,7 +82,6 @@ def unpacked(built, tmp_path):
 
 @pytest.fixture(scope="module")
 def metadata(wheel):
-    """The METADATA of the wheel."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     return Parser().parsestr(wheel.read(name).decode())
 

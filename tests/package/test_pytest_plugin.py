@@ -28,7 +28,6 @@ async def test_locks_need_no_server(way, redislock):
 
 
 def run_project(pytester, test, *arguments, **more):
-    """Run a module of tests as the one of a project."""
     pytester.makepyfile(test_project=test, **more)
     return pytester.runpytest_subprocess(*arguments, "-p", "no:randomly", "-p", "no:xdist")
 

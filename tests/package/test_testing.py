@@ -169,7 +169,6 @@ async def test_a_release_while_unavailable(way, redislock, caplog):
 
 
 async def begun_to_wait(way, lock):
-    """An acquire that waits in the queue."""
     waiting = way.start(lambda: way.acquire(lock))
     await way.until(lambda: (seen := held.get(lock.name)) is not None and seen.waiters)
     return waiting
@@ -255,7 +254,6 @@ async def test_a_min_hold_and_the_lease_of_another_end_when_time_passes(way, red
 
 
 def lottery():
-    """The body of a task."""
     return "drawn"
 
 
@@ -527,7 +525,6 @@ def test_the_recipes_for_unittest_work_as_pasted(tmp_path, start, processes):
 
 
 async def test_freezegun_with_real_asyncio_lets_an_async_wait_end(redislock):
-    """As docs/testing.md says."""
     freezegun = pytest.importorskip("freezegun")
     frozen = freezegun.freeze_time("2027-01-01", real_asyncio=True)
     with redislock.simulate_held_by_other("lottery"), frozen:

@@ -19,7 +19,6 @@ def lines(section, key):
 
 
 def classified(what):
-    """The versions that the classifiers name."""
     named = [re.fullmatch(rf"{what} :: (\d\.\d+)", one) for one in lines("metadata", "classifiers")]
     return [one[1] for one in named if one]
 

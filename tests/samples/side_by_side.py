@@ -49,7 +49,6 @@ def enters(child, version):
 
 
 def leave(child):
-    """End the body of a child."""
     child.send("leave")
     assert child.read() == "done"
 

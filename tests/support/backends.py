@@ -42,7 +42,6 @@ class Place:
     """
 
     def setting(self):
-        """Return the setting of the default alias."""
         return dict(self._settings.REDISLOCK["default"])
 
     def configure(self, **options):

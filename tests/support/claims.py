@@ -114,7 +114,6 @@ def _wrapped(files):
 
 
 def files_of_the_readme():
-    """The files that it is proven by."""
     return {
         ROOT / "tests" / f"{one}.py"
         for all_of in README.values()

@@ -16,7 +16,7 @@ import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_redislock.rules.keys import IN_BUCKETS, bucket_of, hash_tag
-from tests.conftest import Locks, chosen_kind, on_failure
+from tests.conftest import Locks, chosen_kind, closed_later
 from tests.support.servers import (
     KIND,
     Group,
@@ -129,7 +129,6 @@ class Cluster(Group):
         return redis.RedisCluster(alive.host, alive.port, socket_timeout=5, **tls)
 
     def tell(self, server, *command):
-        """What a node answers."""
         with server.client() as client:
             return client.execute_command("CLUSTER", *command)
 
@@ -149,11 +148,9 @@ class Cluster(Group):
         raise AssertionError(f"nobody keeps {name!r}")
 
     def name_on(self, server):
-        """A lock that a master keeps."""
         return next(self.names_on(server))
 
     def names_on(self, server):
-        """Locks that a master keeps."""
         kept = [
             (low, high)
             for low, high, (_, port, *_), *_ in self._slots(server)
@@ -169,14 +166,12 @@ class Cluster(Group):
         self.tell(source, "SETSLOT", slot, "MIGRATING", self.id_of(to))
 
     def move_keys(self, name, to):
-        """Take along what is there."""
         slot, source = slot_of(name), self.owner_node(name)
         with source.client() as client:
             while keys := client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
                 client.migrate(to.host, to.port, keys, 0, 5000)
 
     def end_move(self, name, to):
-        """Let all know that it has arrived."""
         slot, node = slot_of(name), self.id_of(to)
         for server in (to, *(one for one in self.servers if one is not to)):
             if server.running:
@@ -196,7 +191,6 @@ class Cluster(Group):
 
     @property
     def master(self):
-        """The one that has replicas."""
         return self.servers[0]
 
     def fail_over(self):
@@ -262,14 +256,12 @@ class Cluster(Group):
         return info["role"] == "master" or info["master_link_status"] == "up"
 
     def close(self):
-        """End all of them."""
         if "_client" in vars(self):  # It was made.
             self._client.close()
         for server in (*self._former, *self.servers, *self.replicas):
             server.close()
 
     def report(self):
-        """What the masters wrote, for people."""
         return "\n".join(f"{one!r}\n{one.log}" for one in self.servers)
 
     def _make(self):
@@ -301,24 +293,18 @@ class Cluster(Group):
 
 
 def slot_of(name):
-    """The slot of a lock."""
     return key_slot(hash_tag(bucket_of(name)).encode())
 
 
 @pytest.fixture
 def make_cluster(request):
     """Start clusters of the test's own, to be broken."""
-    made = []
+    with closed_later(request, "what the nodes wrote", Cluster.report) as note:
 
-    def make(kind=KIND, **options):
-        cluster = Cluster(chosen_kind(request, kind), **options)
-        made.append(cluster)
-        on_failure(request, "what the nodes wrote", cluster.report)
-        return cluster.__enter__()
+        def make(kind=KIND, **options):
+            return note(Cluster(chosen_kind(request, kind), **options)).__enter__()
 
-    yield make
-    for cluster in made:
-        cluster.close()
+        yield make
 
 
 @pytest.fixture(scope="session")
@@ -329,5 +315,4 @@ def shared_cluster():
 
 @pytest.fixture
 def cluster(shared_cluster):
-    """The shared cluster."""
     return shared_cluster()

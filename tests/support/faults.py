@@ -46,7 +46,6 @@ def runs(proxy, script):
 
 
 def calls(stats):
-    """INFO commandstats as numbers of calls."""
     return {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
 
 

@@ -59,7 +59,6 @@ class Keyspace:
         return _text(answer)
 
     def do(self, *command):
-        """Run one command."""
         return _text(self._server.perform(*command, us=self.us))
 
     def listen(self, *waiters):
@@ -144,7 +143,6 @@ class Keyspace:
         return {member: float(score) for member, score in zip(found, found, strict=True)}
 
     def fields(self, key):
-        """The fields of a hash."""
         found = iter(self.do("HGETALL", key))
         return dict(zip(found, found, strict=True))
 

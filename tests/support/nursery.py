@@ -137,7 +137,6 @@ class Nursery:
             _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
     def close(self):
-        """End it."""
         self._line.close()
         self._process.wait(HUNG)
 

@@ -33,7 +33,6 @@ def databases(tmp_path, django_db_blocker):
 
 
 def close_connections():
-    """Close those of this thread."""
     for alias in (SHOP, AUDIT):
         connections[alias].close()
 
@@ -46,7 +45,6 @@ def orders():
 
 
 def order():
-    """Add one."""
     with connections[SHOP].cursor() as cursor:
         cursor.execute("INSERT INTO orders DEFAULT VALUES")
 

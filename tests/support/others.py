@@ -61,7 +61,6 @@ def release_form(
     insist=False,
     **noted,
 ):
-    """A release without a lease."""
     lease = SimpleNamespace(name=name, id=id, owner=owner, _token=token, permit_number=permit)
     vars(lease).update(deadline=deadline, ends=ends, min_hold=min_hold, lost=lost)
     terms = terms_of(Options(), Conf(alias="default"), lambda _: operation_timeout)

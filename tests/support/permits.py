@@ -45,7 +45,6 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
-    """Run a test that is marked twice."""
     test = metafunc.definition
     if "permits" not in metafunc.fixturenames:
         return

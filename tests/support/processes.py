@@ -83,7 +83,6 @@ class Child:
 
     @property
     def pid(self):
-        """The process id."""
         return self.process.pid
 
     @property

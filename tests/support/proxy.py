@@ -234,7 +234,6 @@ class Proxy(Endpoint):
             link.join()
 
     def close(self):
-        """End all connections and threads."""
         super().close()
         self.refuse()
         self._listener.close()
@@ -311,7 +310,6 @@ class Proxy(Endpoint):
             self._gate.notify_all()
 
     def forget(self, link):
-        """Drop a connection that is over."""
         with self._lock:
             self._links.remove(link)
 

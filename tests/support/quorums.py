@@ -47,7 +47,6 @@ class Quorum:
         }
 
     def value(self, server, name=NAME):
-        """What a server keeps of a lock."""
         value = self._clients[server].get(self._key(name))
         return value or b""
 
@@ -56,7 +55,6 @@ class Quorum:
         return not any(self.value(server, name) for server in range(len(self.servers)))
 
     def keep(self, server, value, name=NAME, ttl=HUNG, permit=1):
-        """Have a server keep that of a lock, or of one of its permits."""
         self._clients[server].set(self._key(name, permit), value, ex=int(ttl))
 
     def _key(self, name, permit=1):

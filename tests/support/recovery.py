@@ -104,7 +104,6 @@ def longest_pause(topology, go):
 
 
 def main(which):
-    """Measure, and print a table."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import django
 

@@ -33,7 +33,6 @@ class RunServer(ABC):
 
     @property
     def log(self):
-        """All that the server wrote."""
         return (self.folder / "log").read_text(errors="replace")
 
     @abstractmethod
@@ -41,7 +40,6 @@ class RunServer(ABC):
         """Make its files, and return the commands that run it."""
 
     def environment(self):
-        """That of the commands."""
         return dict(os.environ)
 
     def user(self):

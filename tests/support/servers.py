@@ -138,7 +138,6 @@ class Endpoint:
         return client
 
     def close(self):
-        """Close the clients handed out."""
         while self._disconnect:
             self._disconnect.pop()()
 
@@ -218,13 +217,11 @@ class Server(Endpoint):
 
     @property
     def pid(self):
-        """The id of the running process."""
         assert self.process is not None, f"the {self.kind} server is not running"
         return self.process.pid
 
     @property
     def running(self):
-        """Is there a process, be it frozen?"""
         return self.process is not None and self.process.poll() is None
 
     @property

@@ -14,13 +14,11 @@ _init, _repr = socket.socket.__init__, socket.socket.__repr__
 
 
 def pytest_configure(config):
-    """From now on."""
     socket.socket.__init__ = _noting
     socket.socket.__repr__ = _telling
 
 
 def pytest_unconfigure(config):
-    """As it was."""
     socket.socket.__init__ = _init
     socket.socket.__repr__ = _repr
 

@@ -18,12 +18,10 @@ def newer_lease(renewals="00000", task_id="id-9"):
 
 
 def keys_of(locks, name=NAME):
-    """The names of a lock's keys."""
     return lock_keys(locks.prefix, name)
 
 
 def value_of(locks, name=NAME):
-    """What the lock key holds."""
     return locks.redis.get(keys_of(locks, name).lock)
 
 

@@ -33,7 +33,6 @@ def test_the_page_is_that_of_today():
 
 @pytest.fixture
 def collect(pytester):
-    """Collect tests with these marks."""
 
     def run(source, *arguments):
         pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')

@@ -31,7 +31,6 @@ def can_shift_clocks():
 
 
 def folder_of(server):
-    """Where it keeps its data."""
     return Path(str(server.client().config_get("dir")["dir"]))
 
 

@@ -11,7 +11,7 @@ def test_a_failover(make_watched, settings, key_prefix):
 import pytest
 import redis
 
-from tests.conftest import Locks, chosen_kind, on_failure
+from tests.conftest import Locks, chosen_kind, closed_later
 from tests.support.servers import (
     KIND,
     KINDS,
@@ -93,7 +93,6 @@ class Watched(Group):
 
     @property
     def servers(self):
-        """All that keep data."""
         return [self.master, *self.replicas]
 
     def locks(self, settings, prefix, **options):
@@ -118,11 +117,9 @@ class Watched(Group):
         }
 
     def client(self, server, **options):
-        """A plain client of one of the servers."""
         return server.client(**{**self._password, **options})
 
     def ask(self, sentinel, *command):
-        """What a sentinel answers."""
         with sentinel.client(**self._sentinel_password) as client:
             return client.execute_command("SENTINEL", *command)
 
@@ -167,12 +164,10 @@ class Watched(Group):
         return all(_text(one["flags"]) == "master" for one in said)
 
     def close(self):
-        """End all of them."""
         for server in (*self.sentinels, *self.servers):
             server.close()
 
     def report(self):
-        """What the sentinels wrote, for people."""
         return "\n".join(f"{one!r}\n{one.log}" for one in self.sentinels)
 
     def _is_ready(self, sentinel):
@@ -234,17 +229,12 @@ def _text(value):
 @pytest.fixture
 def make_watched(request):
     """Start topologies of the test's own, to be broken. Without a kind, see make_server."""
-    made = []
+    with closed_later(request, "what the sentinels wrote", Watched.report) as note:
 
-    def make(kind=None, **options):
-        watched = Watched(chosen_kind(request, kind), **options)
-        made.append(watched)
-        on_failure(request, "what the sentinels wrote", watched.report)
-        return watched.__enter__()
+        def make(kind=None, **options):
+            return note(Watched(chosen_kind(request, kind), **options)).__enter__()
 
-    yield make
-    for watched in made:
-        watched.close()
+        yield make
 
 
 @pytest.fixture(scope="session")
@@ -271,5 +261,4 @@ def shared_quorum(shared_servers):
 
 @pytest.fixture
 def watched(shared_watched):
-    """The shared topology."""
     return shared_watched()

@@ -204,12 +204,10 @@ class Caller:
         self.run(self.way.renew(lease))
 
     def ensure_held(self, lease):
-        """Ask the server."""
         self.run(self.way.ensure_held(lease, verify=True))
 
     @contextmanager
     def block(self, lock):
-        """A block under *lock*."""
         block = self.way.entered(lock)
         lease = self.run(_awaited(block.__aenter__()))
         error = None, None, None

@@ -47,7 +47,6 @@ def unpacked(version):
 
 
 def _files_of_package():
-    """All that belongs into a wheel."""
     for path in sorted(_PACKAGE.rglob("*")):
         parts = path.relative_to(ROOT).parts
         if path.is_file() and not any(fnmatch(part, one) for part in parts for one in _LEFTOVERS):
@@ -62,7 +61,6 @@ def _copy_tree(source):
 
 
 def _build(source, target):
-    """Build the wheel of these sources."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-input", "--no-build-isolation"]  # It needs no index.
     command += ["--wheel-dir", str(target), str(source)]

@@ -2,14 +2,13 @@
 
 import pytest
 
-from tests.conftest import on_failure, skip_or_fail
+from tests.conftest import closed_later, skip_or_fail
 from tests.support.wheels import NEW, OLD, VERSIONS, NoHistory, unpacked
 from tests.upgrades.sides import Side
 
 
 @pytest.fixture(scope="session")
 def packages():
-    """The folder of each version."""
     try:
         return {version: unpacked(version) for version in VERSIONS}
     except NoHistory as why:
@@ -20,17 +19,12 @@ def packages():
 @pytest.fixture
 def start(request, settings):
     """Start a process with the package in this folder, and with the REDISLOCK of this moment."""
-    sides = []
+    with closed_later(request, "stderr of a side", lambda side: side.child.stderr) as note:
 
-    def start(package, *, forked=True):
-        side = Side(package, settings.REDISLOCK, forked=forked)
-        sides.append(side)
-        on_failure(request, f"stderr of side {side.pid}", lambda: side.child.stderr)
-        return side
+        def start(package, *, forked=True):
+            return note(Side(package, settings.REDISLOCK, forked=forked))
 
-    yield start
-    for side in sides:
-        side.close()
+        yield start
 
 
 @pytest.fixture
@@ -41,5 +35,4 @@ def old(packages, start):
 
 @pytest.fixture
 def new(packages, start):
-    """A process with this version."""
     return start(packages[NEW])

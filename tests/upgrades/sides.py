@@ -39,11 +39,9 @@ class Order:
 
     @property
     def done(self):
-        """Whether it is done, well or not."""
         return self._side.has_answered(self._number)
 
     def result(self):
-        """Return what came of it."""
         wait_until(lambda: self.done, HUNG, f"the side answers order {self._number}")
         answer, refusal = self._side.answers[self._number]
         if refusal:
@@ -89,7 +87,6 @@ class Side:
         return number in self.answers
 
     def close(self):
-        """End it whatever its state."""
         self.child.close()
 
 
@@ -165,7 +162,6 @@ def _enter(key, lock):
 
 
 def free(key):
-    """Leave that block."""
     _blocks.pop(key).leave()
 
 
@@ -176,12 +172,10 @@ def state(key):
 
 
 def hand_over(key):
-    """Hand the lease over; returns the baton."""
     return _blocks[key].lease.hand_over(within=HUNG)
 
 
 def locked(name):
-    """Whether anybody holds the lock."""
     return distributed_lock(name).locked()
 
 
@@ -207,13 +201,11 @@ def force_release(name, id):  # noqa: A002
 
 
 def keep(name, seconds):
-    """Keep the lock from everybody."""
     pause = getattr(held, "pause", None) or held.hold  # As the former version called it.
     return pause(name, seconds, by="ann", reason="maintenance")
 
 
 def give_back(name):
-    """End that."""
     return (getattr(held, "resume", None) or held.unhold)(name)
 
 

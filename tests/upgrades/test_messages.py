@@ -19,7 +19,6 @@ both_ways = pytest.mark.parametrize(("one", "other"), [(OLD, NEW), (NEW, OLD)])
 
 
 def published(stage, side, task, key, **how):
-    """Have that side publish a task."""
     sent = side.does("publish", stage.conf, task, key, **how)
     return stage.app.AsyncResult(sent)
 

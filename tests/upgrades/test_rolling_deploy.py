@@ -24,7 +24,6 @@ BACKENDS = [name for name, contender in CONTENDERS.items() if contender.lock == 
 
 
 def pytest_generate_tests(metafunc):
-    """Choose the backends."""
     if "backend" in metafunc.fixturenames:
         everywhere = metafunc.config.getoption("everywhere")
         metafunc.parametrize("backend", BACKENDS if everywhere else BACKENDS[:1])
