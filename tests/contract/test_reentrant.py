@@ -10,9 +10,13 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock
 from django_redislock.backends.registry import backends
+from tests.support.matrix import MEMORY, places
 from tests.support.others import held_by_other
+from tests.support.servers import KIND
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
+
+pytestmark = places(KIND, MEMORY)  # Who holds it is known in the process.
 
 
 def try_lock(name):
@@ -31,13 +35,6 @@ async def atry_lock(name):
     return taken
 
 
-def run_in_thread(function):
-    """Run a function in a new thread, to its end."""
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
-
-
 # --- nesting -------------------------------------------------------------------------------------
 
 
@@ -51,18 +48,10 @@ async def test_a_reentrant_lock_nests_and_ends_with_the_outermost(way, place):
                 assert deeper is lease
         assert inner.lease is None
         await way.ensure_held(lease, verify=True)
+        assert await way.acquire(inner)
+    await way.ensure_held(lease, verify=True)  # The last of the handles ends it, not the first.
+    await way.release(inner)
     assert not await way.locked(distributed_lock("lottery"))
-
-
-@both_ways
-async def test_the_last_of_two_nested_handles_ends_the_lease(way, place):
-    first, second = (distributed_lock("lottery", reentrant=True) for _ in range(2))
-    assert await way.acquire(first)
-    assert await way.acquire(second)
-    await way.release(first)
-    await way.ensure_held(second.lease, verify=True)
-    await way.release(second)
-    assert not await way.locked(first)
 
 
 @both_ways
@@ -78,25 +67,19 @@ async def test_nesting_asks_no_server(way, place):
 
 
 @both_ways
-async def test_the_same_handle_twice_is_misuse(way, place):
+async def test_the_same_thread_or_task_twice_is_misuse(way, place):
+    who = {"sync": "this thread", "async": "this asyncio task"}[way.name]
     lock = distributed_lock("lottery", wait=60)
     async with way.entered(lock) as lease:
-        with pytest.raises(LockMisuse, match=r"'lottery'.*holds it already"):
-            await way.acquire(lock)
+        for again in (lock, distributed_lock("lottery", wait=60)):
+            with pytest.raises(LockMisuse, match=f"'lottery': {who} holds it already") as raised:
+                await way.acquire(again)
+            assert "reentrant=True" in str(raised.value)
         with pytest.raises(LockMisuse):
             async with way.entered(lock):
                 pytest.fail("the block ran")
         assert lock.lease is lease
         await way.ensure_held(lease, verify=True)
-
-
-@both_ways
-async def test_the_same_thread_or_task_twice_is_misuse(way, place):
-    who = {"sync": "this thread", "async": "this asyncio task"}[way.name]
-    async with way.entered(distributed_lock("lottery")):
-        with pytest.raises(LockMisuse, match=f"'lottery': {who} holds it already") as raised:
-            await way.acquire(distributed_lock("lottery", wait=60))
-        assert "reentrant=True" in str(raised.value)
 
 
 @both_ways
@@ -142,10 +125,18 @@ async def test_a_blocking_acquire_in_the_thread_of_another_loop_waits(place, mon
 
 
 @both_ways
-async def test_another_thread_or_task_never_re_enters(way, place):
-    other = distributed_lock("lottery", wait=0, reentrant=True)
-    async with way.entered(distributed_lock("lottery")):
-        assert await way.start(lambda: way.acquire(other)).result() is False
+async def test_another_thread_or_task_never_re_enters_even_if_the_holder_has_ended(way, place):
+    lock = distributed_lock("lottery")
+
+    async def try_it():
+        return await way.acquire(distributed_lock("lottery", wait=0, reentrant=True))
+
+    async with way.entered(lock):
+        assert await way.start(try_it).result() is False
+    assert await way.start(lambda: way.acquire(lock)).result()
+    for _ in range(5):  # Idents of threads are used again, usually by the next one.
+        assert await way.start(try_it).result() is False
+    await way.release(lock)
 
 
 async def test_a_child_task_waits_for_its_parent(place):
@@ -180,44 +171,32 @@ async def test_blocking_code_takes_and_frees_a_lock_through_sync_to_async(place)
     assert await atry_lock("lottery") is True
 
 
-def test_a_thread_that_has_ended_leaves_its_lease_to_nobody(place):
-    # Idents of threads are used again, and that of the next one usually is the same.
-    lock = distributed_lock("lottery")
-    answers = []
-    run_in_thread(lock.acquire)
-    for _ in range(5):
-        run_in_thread(lambda: answers.append(try_lock("lottery")))
-    assert answers == [False] * 5
-    lock.release()
-
-
-async def test_a_task_that_has_ended_leaves_its_lease_to_nobody(place):
-    lock = distributed_lock("lottery")
-    await asyncio.create_task(lock.aacquire())
-    answers = [await asyncio.create_task(atry_lock("lottery")) for _ in range(5)]
-    assert answers == [False] * 5
-    await lock.arelease()
-
-
 # --- a lost lease counts as not held -------------------------------------------------------------
 
 
-async def lose(way, place, lease):
-    """Let the server forget the lease, and let its holder know."""
+async def lost(way, place, lock):
+    """Take a lock, let the server forget the lease and its holder know; return the lease."""
+    lease = await way.taken(lock)
     place.lose_data()
     with pytest.raises(LockLost):
         await way.renew(lease)
+    return lease
 
 
 @both_ways
 async def test_a_reentrant_acquire_within_a_lost_lease_raises_lock_lost(way, place):
     lock = distributed_lock("lottery", reentrant=True)
-    assert await way.acquire(lock)
-    await lose(way, place, lock.lease)
+    await lost(way, place, lock)
     for handle in (lock, distributed_lock("lottery", reentrant=True)):
         with pytest.raises(LockLost) as raised:
             await way.acquire(handle)
         assert raised.value.reason == "expired"
+    # Nor does it wait for a new holder in the same process.
+    other = distributed_lock("lottery", reentrant=True, wait=0)
+    assert await way.start(lambda: way.acquire(other)).result()
+    with pytest.raises(LockLost):
+        await way.acquire(lock)
+    await way.release(other)
     with pytest.raises(LockLost):
         await way.release(lock)
     assert await way.acquire(lock)
@@ -225,23 +204,11 @@ async def test_a_reentrant_acquire_within_a_lost_lease_raises_lock_lost(way, pla
 
 
 @both_ways
-async def test_nor_does_it_wait_for_the_new_holder_in_the_same_process(way, place):
-    lock, other, nested = (distributed_lock("lottery", reentrant=True, wait=0) for _ in range(3))
-    assert await way.acquire(lock)
-    await lose(way, place, lock.lease)
-    assert await way.start(lambda: way.acquire(other)).result()
-    for handle in (lock, nested):
-        with pytest.raises(LockLost):
-            await way.acquire(handle)
-
-
-@both_ways
 async def test_it_nests_in_the_lease_that_is_held_and_not_in_an_earlier_one_that_was_lost(
     way, place
 ):
     earlier = distributed_lock("lottery")
-    assert await way.acquire(earlier)
-    await lose(way, place, earlier.lease)
+    await lost(way, place, earlier)
     async with way.entered(distributed_lock("lottery", wait=0)) as lease:
         for names in (("lottery",), ("lottery", "other")):
             async with way.entered(distributed_lock(*names, reentrant=True, wait=0)) as nested:
@@ -257,8 +224,7 @@ async def test_it_nests_in_the_lease_that_is_held_and_not_in_an_earlier_one_that
 @both_ways
 async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way, place):
     lock = distributed_lock("lottery")
-    assert await way.acquire(lock)
-    await lose(way, place, lock.lease)
+    await lost(way, place, lock)
     with held_by_other("lottery"):
         assert await way.acquire(distributed_lock("lottery", wait=0)) is False
     assert await way.acquire(distributed_lock("lottery", wait=0)) is True
@@ -268,8 +234,7 @@ async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way, place):
 @both_ways
 async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(way, place):
     lock = distributed_lock("lottery", ttl=2, renew=False)
-    assert await way.acquire(lock)
-    lease = lock.lease
+    lease = await way.taken(lock)
     await way.until(lambda: not lease.held)
     assert await way.acquire(distributed_lock("lottery", wait=HUNG))
     with pytest.raises(LockLost):
@@ -278,17 +243,11 @@ async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(way, pl
 
 @both_ways
 async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(way, place):
-    lost, new = distributed_lock("lottery"), distributed_lock("lottery")
-
-    async def acquire():
-        await way.acquire(lost)
-        return lost.lease
-
-    lease = await way.start(acquire).result()
-    await lose(way, place, lease)
+    former, new = distributed_lock("lottery"), distributed_lock("lottery")
+    await way.start(lambda: lost(way, place, former)).result()
     assert await way.acquire(new)
     with pytest.raises(LockLost):
-        await way.release(lost)
+        await way.release(former)
     with pytest.raises(LockMisuse, match="holds it already"):
         await way.acquire(distributed_lock("lottery"))
     assert await way.acquire(distributed_lock("lottery", reentrant=True))
@@ -296,9 +255,9 @@ async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(way, place)
 
 def test_a_release_hides_no_lease_of_another_thread(place):
     backend = backends["default"]
-    lost, new = distributed_lock("lottery"), distributed_lock("lottery")
+    former, new = distributed_lock("lottery"), distributed_lock("lottery")
     here = threading.current_thread()
-    assert lost.acquire()
+    assert former.acquire()
     place.lose_data()
     with ThreadPoolExecutor(1) as other:
         assert other.submit(new.acquire).result(HUNG)
@@ -315,7 +274,7 @@ def test_a_release_hides_no_lease_of_another_thread(place):
 
         backend.leases = Seen(backend.leases)
         with pytest.raises(LockLost):
-            lost.release()
+            former.release()
         answers.append(other.submit(try_lock, "lottery").result(HUNG))
         other.submit(new.release).result(HUNG)
     assert set(answers) == {True}
@@ -350,7 +309,8 @@ async def test_a_task_does_not_nest_in_what_another_task_holds_by_the_same_threa
     assert await sync_to_async(try_lock)("lottery")
 
 
-async def test_within_one_call_a_lock_nests_also_by_way_of_the_loop(place):
+@pytest.mark.parametrize("served", [True, False], ids=["a call of a thread", "a thread itself"])
+def test_within_one_call_a_lock_nests_also_by_way_of_the_loop(served, place):
     def nest():
         with distributed_lock("lottery") as lease:
             with distributed_lock("lottery", reentrant=True) as nested:
@@ -359,13 +319,10 @@ async def test_within_one_call_a_lock_nests_also_by_way_of_the_loop(place):
             # The last call that the thread has served is another one by now.
             assert try_lock("lottery")
 
-    await sync_to_async(nest)()
-
-
-def test_what_a_thread_holds_itself_nests_in_calls_that_it_serves(place):
-    with distributed_lock("lottery"):
-        assert async_to_sync(sync_to_async(try_lock))("lottery")
-        assert try_lock("lottery")
+    if served:
+        asyncio.run(sync_to_async(nest)())
+    else:
+        nest()
 
 
 # --- tasks begun by the holder of a shared thread ------------------------------------------------
