@@ -76,28 +76,6 @@ async def test_one_who_has_some_of_several_names_and_waits_for_the_rest(way, loc
     )
 
 
-async def test_threads_and_tasks_of_one_process_are_holders_of_their_own(locks):
-    # Neither a task that waits beside one that holds, nor a thread beside another, is in a circle.
-    locks.configure(TTL=30, WAIT=HUNG)
-    way = Sync()
-    entered = threading.Event()
-
-    async def holds():
-        with distributed_lock("a"):
-            entered.set()
-            wait_until(lambda: waiters_of("a"))
-            time.sleep(2.5)  # The other one looks for a circle meanwhile.
-            return "went on"
-
-    async def waits():
-        entered.wait(HUNG)
-        with distributed_lock("a"):
-            return "went on"
-
-    runs = [way.start(holds), way.start(waits)]
-    assert await outcomes_of(runs) == ["went on", "went on"]
-
-
 @both_ways
 async def test_waits_that_converge_are_left_alone(way, locks):
     locks.configure(TTL=30, WAIT=HUNG)
@@ -165,43 +143,48 @@ async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(way,
     assert notes(locks) == []
 
 
-def test_limits_that_are_taken_in_two_orders(locks):
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [
+        (
+            lambda: distributed_lock(limits=[Limit("a", 1)]),
+            lambda: distributed_lock(limits=[Limit("b", 1)]),
+            ["by distributed_lock(limits=[Limit('a', 1), Limit('b', 1)]), or in one order every"],
+        ),
+        (
+            lambda: distributed_lock("gpu", limit=2),
+            lambda: distributed_lock("gpu", limit=2),
+            ["Wait for no second permit of a lock while you hold one."],
+        ),
+        (
+            lambda: distributed_lock("a"),
+            lambda: distributed_lock("a", using="rival"),
+            [
+                "'a' of 'rival' is held by",
+                "'a' of 'default' is held by",
+                "Take these locks in one order everywhere.",
+            ],
+        ),
+    ],
+    ids=["limits", "permits of one lock", "aliases"],
+)
+def test_a_circle_of_what_two_threads_take_in_two_orders(one, other, says, locks, settings):
     locks.configure(TTL=30, WAIT=HUNG)
+    add_rival(settings, locks, KEY_PREFIX=f"{locks.prefix}-other", TTL=30, WAIT=HUNG)
     way = Sync()
-    one, other = Limit("a", 1), Limit("b", 1)
     starts = threading.Barrier(2, timeout=HUNG)
 
     async def take(first, second):
-        with distributed_lock(limits=[first]):
+        with first():
             starts.wait()
-            with distributed_lock(limits=[second]):
+            with second():
                 return "went on"
 
     runs = [way.start(lambda: take(one, other)), way.start(lambda: take(other, one))]
     said = way.run(outcomes_of(runs))
     assert said.count("went on") == 1
     (told,) = (one for one in said if one != "went on")
-    assert told.endswith(
-        "by distributed_lock(limits=[Limit('a', 1), Limit('b', 1)]), or in one order everywhere."
-    )
-
-
-def test_waits_for_a_second_permit_of_one_lock(locks):
-    locks.configure(TTL=30, WAIT=HUNG)
-    way = Sync()
-    holding = set()
-
-    async def take_two(who):
-        with distributed_lock("gpu", limit=2):
-            holding.add(who)
-            wait_until(lambda: len(holding) == 2)
-            with distributed_lock("gpu", limit=2):
-                return "went on"
-
-    runs = [way.start(lambda who=who: take_two(who)) for who in ("first", "second")]
-    said = sorted(way.run(outcomes_of(runs)))
-    assert said[1] == "went on"
-    assert said[0].endswith("Wait for no second permit of a lock while you hold one.")
+    assert [part for part in says if part not in told] == []
 
 
 def cross(first, second, wait):
@@ -250,30 +233,6 @@ def test_a_wait_that_ends_when_the_circle_is_told(locks, spawn):
         for child in (one, other):
             assert child.wait() == 0
         assert not locks.redis.exists(*(keys_of(locks, name).queue for name in "ab"))
-
-
-def test_a_circle_may_cross_aliases(locks, settings):
-    locks.configure(TTL=30, WAIT=HUNG)
-    add_rival(settings, locks, KEY_PREFIX=f"{locks.prefix}-other", TTL=30, WAIT=HUNG)
-    way = Sync()
-    holding = set()
-
-    async def cross_over(first, second):
-        with distributed_lock("a", using=first):
-            holding.add(first)
-            wait_until(lambda: len(holding) == 2)
-            with distributed_lock("a", using=second):
-                return "went on"
-
-    runs = [way.start(lambda: cross_over("default", "rival"))]
-    wait_until(lambda: "default" in holding)
-    runs.append(way.start(lambda: cross_over("rival", "default")))
-    said = way.run(outcomes_of(runs))
-    assert said.count("went on") == 1
-    (told,) = (one for one in said if one != "went on")
-    assert "'a' of 'rival' is held by" in told
-    assert "'a' of 'default' is held by" in told
-    assert told.endswith("Take these locks in one order everywhere.")
 
 
 @both_ways

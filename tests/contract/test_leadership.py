@@ -17,17 +17,11 @@ from tests.support.ways import both_ways
 pytestmark = places(KIND, MEMORY)
 
 
-def entered(way, term):
-    """The block of a term."""
-    lock = term
-    return way.entered(lock)
-
-
 @pytest.mark.parametrize("ends", [None, ValueError("of the body")], ids=["ends", "raises"])
 @both_ways
 async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fence(way, place, ends):
-    async def lead():
-        async with entered(way, leadership("scheduler")) as term:
+    async def lead(wait=HUNG):
+        async with way.entered(leadership("scheduler", wait=wait)) as term:
             assert term.held
             return term.fence
 
@@ -35,7 +29,7 @@ async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fenc
     assert not term.held
     following = None
     with suppress(ValueError):
-        async with entered(way, term) as entered_term:
+        async with way.entered(term) as entered_term:
             assert entered_term is term
             following = way.start(lead)
             await way.until(lambda: waiters("scheduler") == 1)
@@ -48,24 +42,18 @@ async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fenc
     assert not term.held
     with pytest.raises(LockLost, match="it was released"):
         term.beat()
-
-
-@both_ways
-async def test_a_wait_may_be_bounded(way, place):
-    async def lead():
-        async with entered(way, leadership("scheduler", wait=0)):
-            raise AssertionError
-
-    async with entered(way, leadership("scheduler")):
+    async with way.entered(term):  # One term may begin again.
+        assert term.held
+        assert term.fence > fence
         with pytest.raises(LockTimeout):
-            await way.start(lead).result()
+            await way.start(lambda: lead(wait=0)).result()
 
 
 @both_ways
 async def test_whose_term_is_lost_is_told_by_all_that_it_asks(way, place):
     told = []
     with pytest.raises(LockLost) as lost:  # noqa: PT012 - by leaving the block
-        async with entered(way, leadership("scheduler", ttl=1)) as term:
+        async with way.entered(leadership("scheduler", ttl=1)) as term:
             term.on_lost(told.append)
             found = held.get("scheduler")
             held.force_release("scheduler", found.id)
@@ -80,20 +68,10 @@ async def test_whose_term_is_lost_is_told_by_all_that_it_asks(way, place):
 @both_ways
 async def test_a_loss_does_not_hide_what_the_body_raises(way, place):
     with pytest.raises(ValueError, match="of the body"):  # noqa: PT012 - by leaving the block
-        async with entered(way, leadership("scheduler", ttl=1)) as term:
+        async with way.entered(leadership("scheduler", ttl=1)) as term:
             place.lose_data()
             await way.until(lambda: not term.held)
             raise ValueError("of the body")
-
-
-@both_ways
-async def test_one_term_may_begin_again(way, place):
-    term, fences = leadership("scheduler"), []
-    for _ in range(2):
-        async with entered(way, term):
-            assert term.held
-            fences.append(term.fence)
-    assert fences[0] < fences[1]
 
 
 @both_ways
@@ -103,13 +81,13 @@ async def test_who_has_lost_a_shared_term_does_not_take_the_next_for_its_own(way
     asked = []
 
     async def lead():
-        async with entered(way, term):
+        async with way.entered(term):
             fences.append(term.fence)
             await way.until(lambda: asked)
             return term.held
 
     with pytest.raises(LockLost, match="released it by force"):  # noqa: PT012
-        async with entered(way, term):
+        async with way.entered(term):
             fences.append(term.fence)
             following = way.start(lead)
             await way.until(lambda: waiters("scheduler") == 1)
@@ -147,11 +125,11 @@ def test_arguments_are_named_that_are_no_durations(argument):
 @both_ways
 async def test_after_too_long_a_silence_another_leads(way, place, caplog):
     async def lead():
-        async with entered(way, leadership("scheduler", wait=HUNG)) as term:
+        async with way.entered(leadership("scheduler", wait=HUNG)) as term:
             return term.held
 
     with pytest.raises(LockLost, match=r"its beat\(\) was not called for 2 s"):  # noqa: PT012
-        async with entered(way, leadership("scheduler", ttl=0.5, max_silence=2)) as term:
+        async with way.entered(leadership("scheduler", ttl=0.5, max_silence=2)) as term:
             began = time.monotonic()
             following = way.start(lead)
             await way.until(lambda: not term.held)
@@ -170,7 +148,7 @@ async def test_who_beats_leads_on(way, place, ttl):
 
     A ttl longer than max_silence changes nothing.
     """
-    async with entered(way, leadership("scheduler", ttl=ttl, max_silence=4)) as term:
+    async with way.entered(leadership("scheduler", ttl=ttl, max_silence=4)) as term:
         for _ in range(2):
             await way.sleep(2.5)
             term.beat()
