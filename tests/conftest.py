@@ -24,12 +24,15 @@ import pytest
 from tests.support.processes import Child
 from tests.support.proxy import Proxy
 from tests.support.servers import (
+    IMAGES,
     KIND,
     KINDS,
     Server,
     binary,
+    docker_answers,
     made_once,
     missing,
+    shared,
 )
 
 pytest_plugins = [
@@ -104,15 +107,15 @@ class Locks:
 @pytest.fixture(scope="session")
 def shared_servers():
     """One server of each kind for the whole run (of an xdist worker), from when it is asked for."""
-    yield from made_once(lambda kind: Server(kind).start())
+    yield from made_once(shared)
 
 
 @pytest.fixture(scope="session")
 def server_kind(request):
     """The kind of the servers of the test; in CI none may be missing."""
     kind = request.param
-    if reason := missing(kind):
-        skip_or_fail(reason)
+    if binary(kind) is None:
+        skip_or_fail(f"no {kind} program here, and a container cannot be broken as needed")
     return kind
 
 
@@ -292,7 +295,8 @@ def pytest_configure():
 
 def pytest_report_header():
     """Say which servers the tests will run on."""
-    return [f"{kind} server: {missing(kind) or binary(kind)}" for kind in KINDS]
+    origin = IMAGES if docker_answers() else {kind: binary(kind) for kind in KINDS}
+    return [f"{kind} server: {missing(kind) or origin[kind]}" for kind in KINDS]
 
 
 @pytest.hookimpl(wrapper=True)

