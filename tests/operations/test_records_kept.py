@@ -153,17 +153,18 @@ def test_the_timeline_is_as_long_as_the_settings_say(locks):
 
 @pytest.mark.waits
 def test_a_lease_knows_for_how_long_it_was_queued(locks):
-    waits = distributed_lock("lottery", wait=HUNG)
+    def take_and_look():
+        with distributed_lock("lottery", wait=HUNG) as lease:
+            lease.renew()  # So that it is noted.
+            return held.get("lottery")
+
     with distributed_lock("lottery"):
-        waiting = in_thread(waits.acquire)
+        waiting = in_thread(take_and_look)
         wait_until(lambda: len(held.detail("lottery").waiters) == 1)
         time.sleep(1.1)  # What is measured.
-    assert waiting.result(HUNG)
-    waits.lease.renew()  # So that it is noted.
-    lock = held.get("lottery")
+    lock = waiting.result(HUNG)
     assert 1.0 <= lock.owner.waited < HUNG
     assert lock.as_dict()["owner"]["waited"] == lock.owner.waited
-    waits.release()
     (past,) = [one for one in held.detail("lottery").past if one.id == lock.id]
     assert past.owner.waited == past.as_dict()["owner"]["waited"] == lock.owner.waited
     shown, waited = locks_command("show", "lottery").out, re.escape(duration(lock.owner.waited))
