@@ -502,7 +502,6 @@ class TestNewest:
         assert stage.result(first) == stage.result(third) == f"did {key}"
         assert said(stage, key) == ["second", "third"]
 
-    @pytest.mark.usefixtures("worker")
     @pytest.mark.parametrize(
         ("task", "how", "put_off", "times", "is_kept"),
         [
@@ -512,16 +511,17 @@ class TestNewest:
         ],
         ids=["it has the broker deliver it again", "Celery retries it", "a function retries it"],
     )
-    def test_also_if(self, stage, task, how, put_off, times, is_kept):
-        key, call = stage.key(), stage.task(task)
+    def test_also_if(self, own_stage, task, how, put_off, times, is_kept):
+        key, call = own_stage.key(), own_stage.task(task)
+        first = call.delay(key, "first")
+        assert call.delay(key, "second", **how).id == first.id
         with distributed_lock(key):
-            first = call.delay(key, "first")
-            assert call.delay(key, "second", **how).id == first.id
-            stage.wait_for_log(f"[{first.id}]{put_off.format(key)}", 2)
-        assert stage.result(first) == f"did {key}"
-        stage.wait_until_idle()
-        assert said(stage, key) == ["second"] * times
-        assert kept(stage, first) == is_kept
+            own_stage.start()
+            own_stage.wait_for_log(f"[{first.id}]{put_off.format(key)}", 2)
+        assert own_stage.result(first) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert said(own_stage, key) == ["second"] * times
+        assert kept(own_stage, first) == is_kept
 
     @pytest.mark.slow
     @pytest.mark.parametrize("task", ["queued_newest", "queued_newest_waiting"])
