@@ -49,7 +49,7 @@ class Conf:
     ttl: float = _key("the lease of a lock ends so long after its last renewal", 30.0)
     wait: float = _key("how long an acquire waits for a taken lock", 10.0)
     renew: bool = _key("whether leases are renewed while their holder lives", True)
-    max_hold: float | None = _key("how long a lease is renewed; `None`: without end")
+    max_hold: float | None = _key("how long a lease lasts at most; `None`: no end")
     replicas_ack: int = _key(
         "how many replicas must acknowledge a grant; with fewer the acquire tries again", 0
     )

@@ -26,7 +26,7 @@ def locks_waiters_and_runs(locks):
         "sync": "",
     }.items():
         task_runs.announce(check_name(name), f"of {name}", 3600, task=task, using="default")
-        _await_later(locks.redis)
+        await_later(locks.redis)
     with ExitStack() as stack:
         stack.enter_context(held_by("invoices", task="billing.tasks.run", ttl=1000))
         stack.enter_context(held_by("gpu", host="gpu-1", ttl=2000, limit=2))
@@ -74,27 +74,27 @@ def _runs(locks):
     report()
     with suppress(ValueError):
         report(fails=True)
-    _await_later(locks.redis)
+    await_later(locks.redis)
     with distributed_lock("report:False", **LONG):
         _run_elsewhere(report)
-    _await_later(locks.redis)
+    await_later(locks.redis)
     with suppress(LockError), running("killed", "killed-1"):
         killed = lock_keys(locks.prefix, "killed")  # As when its lease is over.
         locks.redis.delete(killed.lock)
         locks.redis.zrem(killed.held, killed.lock)
-    _await_later(locks.redis)
+    await_later(locks.redis)
     with running("gpu", "video-0", limit=2):
         pass
     with held_by("gpu", limit=2), running("gpu", "video-00", limit=2):
         pass
-    _await_later(locks.redis)
+    await_later(locks.redis)
     daily = single_instance("daily", ttl=60, once=3600)(work)
     daily()
     daily()
-    _await_later(locks.redis)
+    await_later(locks.redis)
 
 
-def _await_later(redis):
+def await_later(redis):
     """Return a millisecond later: lists have the last to run first, by the millisecond."""
     ran = redis.time()
     wait_until(lambda: redis.time() > (ran[0], ran[1] + 1000))

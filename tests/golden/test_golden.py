@@ -21,7 +21,12 @@ from django.urls import reverse
 from django_redislock import held
 from django_redislock.models import LockPage
 from tests.golden.conftest import WRITTEN
-from tests.golden.scene import TASK, command_of_this_process, locks_waiters_and_runs
+from tests.golden.scene import (
+    TASK,
+    await_later,
+    command_of_this_process,
+    locks_waiters_and_runs,
+)
 from tests.operations.commands import SILENT, locks_command, ran, typed
 from tests.operations.test_once_command import DAY, add_run
 from tests.support import site
@@ -114,6 +119,7 @@ def test_what_each_act_says_of_aliases_that_cannot_answer_is_as_it_was_written_d
     wrong = settings.REDISLOCK["default"] | {"TTL": "soon"}
     settings.REDISLOCK = {"silent": SILENT, "wrong": wrong} | settings.REDISLOCK
     ran("report:1", "1", task="tasks.report", error=ZeroDivisionError)
+    await_later(locks.redis)
     ran("good:1", "2", task="tasks.good")
     with held_by("lottery", ttl=2000):
         golden("trouble.txt", ran_again("trouble.txt", locks_command))
