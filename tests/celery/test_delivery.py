@@ -353,7 +353,7 @@ class TestCrash:
         first = own_stage.start()
         with distributed_lock(key) as lease:
             handed = {"baton": lease.hand_over()} if baton else {}
-            sent = own_stage.send("late", key, hold=True, **handed)
+        sent = own_stage.send("late", key, hold=True, **handed)
         dead = own_stage.wait_for(key, "start")
         first.kill()
         killed_at = time.time()
