@@ -65,6 +65,7 @@ class Page:
                 self.write(named[1], code)
 
     def write(self, name, source):
+        """Add to a file of the project."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
@@ -72,6 +73,7 @@ class Page:
         return path
 
     def blocks(self, language=""):
+        """The blocks of code in a language."""
         blocks = re.findall(r"^```(\w*)\n(.*?)^```", self._text, re.MULTILINE | re.DOTALL)
         return [code for of, code in blocks if of == language]
 
@@ -82,6 +84,7 @@ class Page:
         return {name: value for name, value in names.items() if name.isupper()}
 
     def module(self, name):
+        """Import a file of the project."""
         return importlib.import_module(name)
 
     def manage(self, line):

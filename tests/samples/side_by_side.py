@@ -49,6 +49,7 @@ def enters(child, version):
 
 
 def leave(child):
+    """End the body of a child."""
     child.send("leave")
     assert child.read() == "done"
 
@@ -56,11 +57,11 @@ def leave(child):
 def pairs_together(versions, begin):
     """Of which two versions two processes are in the block at the same time."""
     found = set()
-    one, other = begin(), begin()
+    ones, others = ({version: begin() for version in versions} for _ in range(2))
     for first, second in itertools.product(versions, repeat=2):
-        assert enters(one, first)
-        if enters(other, second):
+        assert enters(ones[first], first)
+        if enters(others[second], second):
             found.add((first, second))
-            leave(other)
-        leave(one)
+            leave(others[second])
+        leave(ones[first])
     return found

@@ -107,7 +107,8 @@ def test_the_seconds_of_once_are_those_of_the_run_that_succeeded(locks, spawn):
     assert spawn(succeed, 3600).read() is True
     assert 0 < locks.redis.ttl(marker) <= 600
     # As the page says, but with the prefix of the test.
-    (delete,) = re.findall(r'redis-cli DEL "redislock:(.*)"', (ROOT / "docs" / PAGE).read_text())
+    page = (ROOT / "docs" / PAGE).read_text()
+    (delete,) = re.findall(r'redis-cli -u URL DEL "redislock:(.*)"', page)
     assert locks.redis.delete(f"{locks.prefix}:{delete.replace('nightly', NAME)}") == 1
     assert spawn(succeed, 3600).read() is False
     assert locks.redis.ttl(marker) > 600

@@ -101,22 +101,17 @@ class Bank:
         return f"receipt of {total}"
 
 
-def pay(paste, settings, wait):
-    """A client of the shop, and the shop's bank."""
+@pytest.mark.django_db(transaction=True)
+def test_pay_is_clicked_twice(paste, settings):
+    bank = Bank()
     page = paste(
         "recipes.md#pay-is-clicked-twice",
         {"shop/models.py": "from tests.effects.models import Order\n", "shop/bank.py": ""},
-        {"wait=10": wait},
+        {"wait=10": "wait=60"},
     )
-    bank = Bank()
     page.module("shop.bank").charge = bank.charge
-    view = page.module("shop.views").pay
-    return serve(settings, page, path("pay/<int:order_id>", view)), bank
-
-
-@pytest.mark.django_db(transaction=True)
-def test_pay_is_clicked_twice(paste, settings):
-    client, bank = pay(paste, settings, "wait=60")
+    views = page.module("shop.views")
+    client = serve(settings, page, path("pay/<int:order_id>", views.pay))
     order = Order.objects.create(total=30)
     url = f"/pay/{order.pk}"
 
@@ -147,7 +142,12 @@ def test_pay_is_clicked_twice(paste, settings):
 
 
 def test_pay_answers_409_while_the_first_click_takes_too_long(paste, settings):
-    client, _ = pay(paste, settings, "wait=0")
+    page = paste(
+        "recipes.md#pay-is-clicked-twice",
+        {"shop/models.py": "from tests.effects.models import Order\n", "shop/bank.py": ""},
+        {"wait=10": "wait=0"},
+    )
+    client = serve(settings, page, path("pay/<int:order_id>", page.module("shop.views").pay))
     with held_by_other("pay:7"):
         busy = client.post("/pay/7")
     assert (busy.status_code, "Retry-After" in busy) == (409, True)
