@@ -76,7 +76,7 @@ OF_TASKS = of(
     processes=4,
 )
 OF_SCRIPTS = of(
-    *(f"rules/test_{name}_scripts" for name in ("lock", "permit", "task")),
+    *(f"rules/test_{name}_scripts" for name in ("lock", "permit", "task", "rate", "replacing")),
     "contract/test_replicas",
     only="_scripts or ring_does_not_reach or only_who_accepts",
 )
@@ -86,6 +86,7 @@ SCRIPTS_OF_TASKS += ("calls", "count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
     "rules/[ao]*.py": of_rules("options", "limit", "contract/test_arguments"),
+    "rules/limit.py": of_rules("limit", "contract/test_rates"),
     "rules/f*.py": of_rules("forms", "flows"),
     "rules/lease_state.py": of_rules("lease_state", "flows"),
     "rules/[kn]*.py": of_rules("names"),
