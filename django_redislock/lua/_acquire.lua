@@ -3,7 +3,8 @@
 -- limit    how many permits the lock has, for the record of a waiter; '' if one
 -- permit   what is answered behind the fence, if granted: ' ' and which permit it is; '' if the
 --          lock has one
--- pause_left  ms until a waiting pause no longer keeps the other permits from a waiter; nil if none does
+-- pause_left  ms until a waiting pause no longer keeps the other permits from a waiter, or until a replaced holder
+--          must have ended; else nil
 -- popped   {token, ticket} of the asker, if it came first in the queue and was taken out of it; else nil
 -- refusal  what is answered if the asker is not to wait: 'busy', or 'own' if another delivery of its task run has it
 
@@ -163,4 +164,4 @@ if call('PEXPIRE', QUEUE, lasts, 'GT') == 0 then
   call('PEXPIRE', QUEUE, lasts, 'NX')
 end
 local its_owner = string.match(string.sub(value, 56, SIGHT), '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$') or ''
-return { 'queued', ticket, math.min(left, pause_left or left), us, queued_before and 0 or 1, its_owner }
+return { 'queued', ticket, math.min(left, pause_left or left), us, queued_before and 0 or 1, its_owner, pause_left }

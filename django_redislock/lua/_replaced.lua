@@ -1,7 +1,8 @@
 -- replaced: which calls a newer one has replaced, and where the runs of such calls are rung.
 --
--- replaced  id of a lease or of a waiter -> until(ms) "|" ends(ms) "|" owner of the newer call
+-- replaced  id of a lease or of a waiter -> until(ms) "|" ends(ms) "|" within(ms) "|" owner of the newer call
 --           ends: until when the lease has time to end; 0 for a waiter, which is out of the queue
+--           within: how long its holder has to end since it was told so
 --           "bell:" id of a lease -> until(ms) "|" channel of its holder
 --           until: when the field may be dropped
 
@@ -21,8 +22,9 @@ local function keep_replaced(field, lasts, ms, value)
   call('PEXPIRE', REPLACED, digits(left))
 end
 
--- Returns until when (ms) a lease may end, 0 of a waiter, and the owner of the newer call; nothing if there is none.
+-- Returns until when (ms) a lease may end, 0 of a waiter, the owner of the newer call, and how long (ms) its holder
+-- had to end; nothing if there is none.
 local function replaced_by(id)
-  local ends, newer = string.match(call('HGET', REPLACED, id) or '', '^%d+|(%d+)|(.*)$')
-  return tonumber(ends), newer
+  local ends, within, newer = string.match(call('HGET', REPLACED, id) or '', '^%d+|(%d+)|(%d+)|(.*)$')
+  return tonumber(ends), newer, tonumber(within)
 end

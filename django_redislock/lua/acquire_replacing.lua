@@ -9,8 +9,9 @@
 -- KEYS  as acquire has them with done markers, and two more
 -- ARGV  as acquire has them, and before the channel: within; called: when its call was made (ms), if this is not its
 --       first delivery. Then it replaces no newer call, but ends. '' otherwise: what it finds came before it.
--- returns as acquire does; {'own', ...} in place of {'busy', ...}, and at once, if another delivery of its task run has
---         the lock; {'replaced', owner of the newer call}
+-- returns as acquire does, and behind {'queued', ...} how long (ms) the replaced holder has to end; {'own', ...} in
+--         place of {'busy', ...}, and at once, if another delivery of its task run has the lock; {'replaced', owner of
+--         the newer call}
 local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN, FORCED, REPLACED = unpack(KEYS)
 -- include _lease
 -- include _grant
@@ -39,7 +40,8 @@ if type(found) == 'string' or call('EXISTS', QUEUE) == 1 or (not found and call(
   end
 
   local function replace(its_id, its_channel, ends, its_owner)
-    keep_replaced(its_id, math.max(ends - ms, 0) + 60000, ms, digits(ends) .. '|' .. owner)
+    local lasts = math.max(ends - ms, 0)
+    keep_replaced(its_id, lasts + 60000, ms, digits(ends) .. '|' .. digits(lasts) .. '|' .. owner)
     local its_task = string.match(its_owner, '"task_id":"(.-[^\\])"')
     if its_task then
       call('ZADD', FINISHED, ms, its_task .. '/') -- see _task_of.lua
@@ -58,17 +60,15 @@ if type(found) == 'string' or call('EXISTS', QUEUE) == 1 or (not found and call(
   end
   local queue = call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES')
   local is_over, newer = replaced_by(id)
-  if is_mine or is_over ~= 0 then
-    newer = nil
-    if called ~= '' then -- it comes back, so it is older than what was called later
-      if its_id and called_at(its_owner) > tonumber(called) then
-        newer = its_owner
-      end
-      for i = 1, #queue, 2 do
-        local waiter = string.match(queue[i], RECORD) and select(6, string.match(queue[i], RECORD))
-        if (called_at(waiter) or 0) > tonumber(called) and not is_of(queue[i], token) then
-          newer = waiter
-        end
+  newer = not is_mine and newer or nil
+  if not newer and called ~= '' then -- it comes back, so it is older than what was called later
+    if its_id and called_at(its_owner) > tonumber(called) then
+      newer = its_owner
+    end
+    for i = 1, #queue, 2 do
+      local waiter = string.match(queue[i], RECORD) and select(6, string.match(queue[i], RECORD))
+      if (called_at(waiter) or 0) > tonumber(called) and not is_of(queue[i], token) then
+        newer = waiter
       end
     end
   end
@@ -92,8 +92,10 @@ if type(found) == 'string' or call('EXISTS', QUEUE) == 1 or (not found and call(
         replace(waiter, rung_at, 0, who)
       end
     end
-    if its_id and (not its_end or its_end - ms > tonumber(within)) then -- or the clock was set back
-      its_end = ms + within
+    -- A holder relies on the time that it was told: a call that leaves it less waits for longer.
+    local told = its_end and select(3, replaced_by(its_id)) or tonumber(within)
+    if its_id and (not its_end or its_end - ms > told) then -- or the clock was set back
+      its_end = ms + told
       local bell = string.match(call('HGET', REPLACED, 'bell:' .. its_id) or '', '^%d+|(.*)$')
       replace(its_id, bell, its_end, its_owner)
     end

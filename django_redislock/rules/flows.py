@@ -28,7 +28,7 @@ from django_redislock.rules.lease_state import (
     granted_by,
     lost_because,
 )
-from django_redislock.rules.options import ONE_TRY
+from django_redislock.rules.options import ONE_TRY, REPLACED_WITHIN
 from django_redislock.rules.replies import (
     GIVEN,
     AcquireArgs,
@@ -282,6 +282,11 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     failures, traces = 0, True
                     if attempt.blocked_by is None:
                         attempt.blocked_by = queued.owner
+                    if attempt.terms.replace_within is not None and queued.replaced_ms:
+                        # An earlier call may have left the holder more time than this one does.
+                        ends = answer.sent + in_seconds(queued.replaced_ms) + REPLACED_WITHIN
+                        give_up = max(give_up, ends)
+                        tries_end = max(tries_end, give_up + 2 * one_try)
                     due = give_up
                     rung = yield from _await_bell(attempt, queued, answer, give_up, lookout)
                     if isinstance(rung, Granted):

@@ -93,6 +93,7 @@ class QueuedReply(NamedTuple):
     server_us: bytes
     newly: int  # 1 if it did not stand there before.
     owner: bytes = b""  # Of the current lease.
+    replaced_ms: int = 0  # How long its holder has to end, if it is replaced.
 
     @property
     def server_time(self) -> float:

@@ -178,6 +178,7 @@ def test_a_waiter_has_the_lock_when_it_is_over(place):
 
 
 @needs_scripts
+@pytest.mark.no_permit("a refusal lists the one permit that it looked at")
 def test_operators_see_it_as_held_and_only_they_end_it(place):
     @single_instance(NAME)
     def draw() -> str:

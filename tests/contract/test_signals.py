@@ -123,6 +123,7 @@ async def test_lock_timed_out(way, place):
 
 
 @both_ways
+@pytest.mark.no_permit("a permit whose key is not ours leaves the others to be had")
 async def test_lock_unavailable(way, locks, proxy):
     locks.on(proxy, WAIT=0)
     with received(signals.lock_unavailable) as got:

@@ -277,7 +277,7 @@ def _replacing_works(chance, setup, bounds):
     ttl = chance.choice([1.5, 3.0, 6.0, 30.0])
     setup = setup._replace(limits={**setup.limits, NEWEST: 1}, ttls={**setup.ttls, NEWEST: ttl})
     between = ttl * chance.choice([0.3, 1.0, 3.0])
-    within = chance.choice([0.2, 1.0, ttl / 2, 1.5 * ttl])  # They are calls of one job.
+    within = chance.choice(times_to_end(ttl))  # They are calls of one job.
     works = []
     when = chance.expovariate(1 / between)
     while when < setup.seconds:
@@ -291,7 +291,19 @@ def _replacing_works(chance, setup, bounds):
             )
         works.append(work)
         when += chance.expovariate(1 / between)
+    if chance.random() < 0.3:  # A deploy has changed the job's option, say.
+        works = [
+            work._replace(replace_within=chance.choice(times_to_end(ttl)))
+            if work.replace_within is not None
+            else work
+            for work in works
+        ]
     return setup, works, (NEWEST,)
+
+
+def times_to_end(ttl):
+    """What newer calls may leave to a run that they replace, in seconds."""
+    return 0.2, 1.0, ttl / 2, 1.5 * ttl
 
 
 def _worker(chance, setup):

@@ -25,7 +25,7 @@ from django_redislock.rules.options import REPLACED_WITHIN, operation_timeout
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Call
 from tests.simulation.commands import Kept, Violation, belongs, check_command, check_end
-from tests.simulation.plan import Setup, Work
+from tests.simulation.plan import Setup, Work, times_to_end
 from tests.simulation.process import CALM_AFTER, Process
 from tests.simulation.server import Server
 from tests.simulation.timeline import Timeline, this_thread
@@ -131,6 +131,7 @@ class Lock:
     vacant_since: float | None = None
     vacant_with: str = ""  # Whom it was handed to meanwhile.
     replaced: dict[str, int] = field(default_factory=dict)  # Until when (ms) runs have to end.
+    told: dict[str, int] = field(default_factory=dict)  # How long (ms) they were told to have.
     unknown: set[str] = field(default_factory=set)  # Leases of which the server may have another.
 
 
@@ -141,6 +142,7 @@ class Rate:
     every: int
     burst: int
     starts: dict[str, tuple[int, bool]] = field(default_factory=dict)  # See Server.starts().
+    moved: dict[str, int] = field(default_factory=dict)  # Since when each of these is due as it is.
     # When starts were granted that were used, in order, and until when they take up the rate:
     # since the server lost the last ones.
     used: list[list[tuple[int, int]]] = field(default_factory=lambda: [[]])
@@ -288,7 +290,7 @@ class Watch:
             self._say_what_changed(name, before, after, step)
         self._note_operators(step, answer, before, lock)
         if step.script is scripts.ACQUIRE_REPLACING:
-            self._note_replaced(lock, before, after, step, ms)
+            self._note_replaced(lock, before, after, step, answer)
         over = lock.unknown | {one for one, ends in lock.replaced.items() if ends <= ms}
         lock.fence = check_command(before, after, step, ms, lock.fence, lock.held_until, over)
         if name in self.rates:
@@ -304,24 +306,25 @@ class Watch:
             if lease != was:
                 self._changed(lock, was, lease, step, ms)
 
-    def _note_replaced(self, lock, before, after, step, ms):
+    def _note_replaced(self, lock, before, after, step, answer):
         """A newer call has met a run, which has so long to end from now on; and older waiters."""
         for token in set(before.queue) - set(after.queue) - {step.args[0]}:
             claim = self.claims.get(token)
             if claim is not None and self.server.is_replaced(step.name, claim.id):
                 lock.replaced[claim.id] = 0
                 self.counts["replaced a waiter"] += 1
-        lease, within = before.leases[0], int(step.args[8])
+        lease, within, ms = before.leases[0], int(step.args[8]), self.server.ms
         claim = lease and self.claims.get(lease.token)
-        if claim is None or lease.token == step.args[0] or _mode(step) != "queue":
+        if claim is None or not isinstance(answer, list) or answer[0] != b"queued":
             return
         if claim.work.replace_within is None or lease.value[32:33] == b"k":
             return
         ends = lock.replaced.get(lease.id)
-        if ends is None or ends - ms > within:
-            lock.replaced[lease.id] = ms + within
+        told = lock.told.setdefault(lease.id, within)
+        if ends is None or ends - ms > told:
+            lock.replaced[lease.id] = ms + told
             self.counts["replaced a run"] += 1
-            self.touch_at(self.server.true(ms + within + 1), step.name)
+            self.touch_at(self.server.true(ms + told + 1), step.name)
 
     def _check_starts(self, step, answer, lock):
         """What a command does to the starts under a rate."""
@@ -356,8 +359,10 @@ class Watch:
                 whose = "its own" if token == own else f"that of {token[:2]}"
                 raise Violation(f"P6: a command of {own[:2]} delays a start of {name!r}: {whose}")
             if is_waited_for and (over != was or token not in before):
+                rate.moved[token] = us
                 due = over - rate.burst * rate.every
-                self.touch_at(self.server.true(due / 1000) + DEAD_DELAYS + TRAVEL + 0.002, name)
+                due = self.server.true(max(due, us) / 1000)
+                self.touch_at(due + DEAD_DELAYS + TRAVEL + 0.002, name)
         if us < rate.is_even_from:
             return
         previous = us
@@ -381,7 +386,8 @@ class Watch:
             claim.has_ended = True  # Its sender knows of no copy that may come later.
         if claim.phase == "asking" and claim.token in after.queue:
             claim.phase = "waiting"
-        if step.script not in ENDS and any(belongs(one, claim.token) for one in after.leases):
+        extends = step.script not in ENDS and step.script is not scripts.STAND_BY
+        if extends and any(belongs(one, claim.token) for one in after.leases):
             claim.is_excused = False  # It has the lock for its ttl from now on.
 
     def _note_operators(self, step, answer, before, lock):
@@ -438,6 +444,7 @@ class Watch:
                 self._disturb_starts(name, loses_starts=loses_starts)
             lock.kept = self.server.look(name)
             lock.replaced.clear()
+            lock.told.clear()
             lock.unknown = {one.id for one in lock.kept.leases if one is not None}
             first = lock.kept.leases[0]
             if first is None or not first.is_pause:
@@ -577,11 +584,11 @@ class Watch:
         if not isinstance(outcome, Busy):
             return
         if claim.work.replace_within is not None and self._is_calm(claim):
-            ends = self.locks[claim.name].replaced.get(outcome.holding.id, math.inf)
-            if ends < self.server.ms - 1000 * TRAVEL:
+            ends = self.locks[claim.name].replaced.get(outcome.holding.id)
+            if ends is not None:
                 raise Violation(
                     f"NEWEST: {claim.process} gives up {claim.name!r}, though the run that it has"
-                    f" replaced had to end {self.server.ms - ends} ms before"
+                    f" replaced has to end in {ends - self.server.ms} ms"
                 )
         for one in claim.each:
             # What a part of several locks has left behind by an undo that failed does not count.
@@ -713,7 +720,8 @@ class Watch:
             claim = self.claims.get(token)
             if not is_waited_for or claim is None or claim.phase != "waiting":
                 continue
-            late = (self.server.us - over + rate.burst * rate.every) / 1e6
+            due = max(over - rate.burst * rate.every, rate.moved.get(token, 0))
+            late = (self.server.us - due) / 1e6
             if not self._is_calm(claim):
                 continue  # It may have missed a ring, which says that its start is due earlier.
             self.longest["start late"] = max(self.longest.get("start late", -math.inf), late)
@@ -797,7 +805,7 @@ def most_seconds(work):
     if work.start and work.start != work.name:
         return math.inf  # Each of several locks may be asked for and undone more than once.
     if work.replace_within is not None:
-        return work.replace_within + REPLACED_WITHIN + 2 * operation_timeout(work.ttl)
+        return max(times_to_end(work.ttl)) + REPLACED_WITHIN + 2 * operation_timeout(work.ttl)
     return work.wait + 2 * operation_timeout(work.ttl)
 
 
