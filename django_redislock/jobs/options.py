@@ -141,8 +141,8 @@ class RunArguments(Arguments, total=False):
             "Whether the work outlives kills, redeliveries and a loss of Redis. It stands for"
             ' ``atomic=True, once="database"``; for a task with ``on_conflict="retry",'
             ' on_unavailable="retry", acks_late=True, reject_on_worker_lost=True``, else with'
-            ' ``on_conflict="wait"``. Each of these may be given beside it. It needs once_per, or'
-            " a name with fields.",
+            ' ``on_conflict="wait"`` and a wait of twice the ttl, or of WAIT if that is longer.'
+            " Each of these may be given beside it. It needs once_per, or a name with fields.",
             flag,
             False,
         ),

@@ -45,13 +45,18 @@ local function field_of_run()
 end
 
 -- Forgets the starts, *before* that of the run that has ended now, of the same call: a broker has brought it back.
-local function forget_unended(owner, before)
-  local call_id = part_of(owner, 'task_id')
-  local fields = call_id ~= '' and redis.pcall('HGETALL', RUNS) or {}
+-- A skip forgets only a start that another run has followed: an earlier delivery of its call may be at work.
+local function forget_unended(owner, before, is_skip)
+  local call_id, fields = part_of(owner, 'task_id'), {}
+  if call_id ~= '' and is_skip then
+    fields = { 'unended', redis.pcall('HGET', RUNS, 'unended') }
+  elseif call_id ~= '' then
+    fields = redis.pcall('HGETALL', RUNS)
+  end
   for i = 1, #fields, 2 do
     local field, entry = fields[i], fields[i + 1]
     if field == 'unended' or string.find(field, '^started') then
-      if part_of(entry, 'task_id') == call_id and time_of(entry) < before then
+      if type(entry) == 'string' and part_of(entry, 'task_id') == call_id and time_of(entry) < before then
         redis.pcall('HDEL', RUNS, field)
       end
     end
@@ -83,8 +88,8 @@ local function note(what, ms, lasted, why, owner, retention, over)
     local count, times = string.match(by_job or '', '^(%d+)|(.*)$')
     redis.pcall('HSET', RUNS, of_job, digits((count or 0) + 1) .. '|' .. string.sub((times or '') .. now, -SKIPPED))
   end
-  if what == 'success' or what == 'failure' then
-    forget_unended(owner, ms - lasted)
+  if what ~= 'abandoned' then
+    forget_unended(owner, ms - lasted, what == 'skip')
   end
   keep(ms, retention, unpack(redis.pcall('HMGET', RUNS, 'queued', 'last')))
 end

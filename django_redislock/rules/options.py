@@ -38,6 +38,7 @@ class Options(NamedTuple):
     using: str = DEFAULT_ALIAS
     once: float = 0.0
     renews_once: bool = False  # Whether one that is done begins anew, and keeps nobody out.
+    durable: bool = False  # Whether a holder that dies must not leave the work undone.
     atomic: str | None = None  # The database of the transaction around the block.
     release_on_commit: bool = False
     replace: bool = False  # Whether the newest call wins,
@@ -95,6 +96,8 @@ def terms_of(
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
     timeout = operation_timeout(ttl)
     wait = conf.wait if options.wait is None else options.wait
+    if options.durable and options.wait is None:
+        wait = max(wait, 2 * ttl)  # The lease of a holder that dies meanwhile ends within.
     within = None
     if options.replace:
         within = ttl if options.replace_within is None else options.replace_within

@@ -15,6 +15,7 @@ from django_redislock import (
     distributed_lock,
     held,
     signals,
+    single_instance,
     single_instance_task,
 )
 from django_redislock.models import Fence
@@ -236,3 +237,23 @@ def test_a_transaction_that_does_not_begin_leaves_no_lock(locks, make_database, 
     assert not lock.locked()
     assert lock.lease is None
     assert not connections[database].in_atomic_block
+
+
+# --- durable jobs --------------------------------------------------------------------------------
+
+
+def test_a_durable_call_does_the_work_of_a_holder_that_has_died(locks, db):
+    locks.configure(TTL=1.5, WAIT=0)
+
+    @single_instance("lottery:{day}", durable=True)
+    def draw(day):
+        return "drawn"
+
+    @single_instance("lottery:{day}", durable=True, wait=0.1)
+    def draw_soon(day):
+        return "drawn"
+
+    with held_by_other("lottery:0", ttl=1.5):
+        assert draw_soon(0)["skipped"] == "busy"
+        assert draw(0) == "drawn"
+        assert draw(0)["skipped"] == "done"

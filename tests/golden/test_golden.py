@@ -79,7 +79,7 @@ def ran_again(name, run):
     shown = []
     for line in re.findall(r"(?m)^[$] (.*)", (WRITTEN / name).read_text()):
         outcome = run(*(word.encode().decode("unicode_escape") for word in shlex.split(line)))
-        said = [masked(one).strip("\n") for one in outcome[1:] if one.strip()]
+        said = [text for one in outcome[1:] if (text := masked(one).strip("\n"))]
         if line in BY_AGE:
             said[0] = "\n".join(sorted(said[0].splitlines()))
         shown += [f"$ {line}", *said, f"= {outcome.status}", ""]

@@ -245,3 +245,17 @@ def test_json_of_a_record_has_the_documented_keys(place):
         assert one["task"] == "lottery.tasks.draw"
     assert run["lasted"] is None
     assert found["last_success"]["lasted"] >= 0
+
+
+@everywhere
+def test_so_has_one_that_came_again_and_was_skipped_after_another_run(place):
+    gone = Lock(NAME, Options(ttl=0.3, renew=False), RunMarker("killed", 60))
+    with busy_with(Activity(task="tasks.draw", task_id="killed")):
+        assert gone.acquire()
+    wait_until(lambda: ids(record().last_unended) == ["killed"])
+    with running("next"):
+        for id_, unended in (("other", ["killed"]), ("next", ["killed"]), ("killed", [])):
+            with busy_with(Activity(task="tasks.draw", task_id=id_)):
+                task_runs.note_skip(NAME, why="done", by="another", using="default")
+            assert ids(record().last_unended) == unended
+            assert ids(*record().under_way) == ["next"]
