@@ -8,12 +8,12 @@ document.addEventListener("DOMContentLoaded", () => {
   const MOST = 25; // Sections shown.
   const OF_TITLE = 4; // A word of the title counts as often as so many of the text.
   const OF_ASIDE = 0.7; // Names of the reference, and pages about the package, count less than a guide.
-  const ASIDE = /#django_redislock\.|^(architecture|changelog|contributing|declined)\./;
+  const ASIDE = /#django_redislock\.|^(architecture|changelog|contributing)\./;
   const OF_EXPLAINED = 4; // So does each word of a name or message that is explained there,
   const MOST_EXPLAINED = 8; // of which a long message has no more.
   // A message is explained best where all messages are, a name not in a comparison or a summary.
   const TROUBLE = /^(troubleshooting|monitoring)\./;
-  const SUMMARY = /^(architecture|changelog|contributing|declined|index|migrating)\./;
+  const SUMMARY = /^(architecture|changelog|contributing|index|migrating)\./;
   const SATURATED = 1.2; // The constants of BM25: how soon one more occurrence counts no more,
   const BY_LENGTH = 0.6; // and how much a long section needs more of them.
   const stemmer = new Stemmer();

@@ -2,7 +2,7 @@
    the place one has scrolled to. Without it the page works too, it only stands still. */
 "use strict";
 {
-    const PAUSED = "redislock-paused";
+    const STOPPED = "redislock-stopped";
     const LONGEST_WAIT = 60_000; // ms
     let loaded = performance.now();
 
@@ -244,11 +244,11 @@
         const button = document.createElement("button");
         button.type = "button";
         bar.append(trouble, button);
-        let paused = sessionStorage.getItem(PAUSED) === "yes";
+        let stopped = sessionStorage.getItem(STOPPED) === "yes";
         let timer = 0;
 
         function say() {
-            button.textContent = paused ? "Resume" : "Pause";
+            button.textContent = stopped ? "Refresh again" : "Stop refreshing";
         }
 
         function busy() {
@@ -270,7 +270,7 @@
         }
 
         async function refresh() {
-            if (!paused && !busy()) {
+            if (!stopped && !busy()) {
                 const fresh = await fetched();
                 trouble.textContent = fresh ? "" : "the site cannot be reached, trying again";
                 if (!fresh) {
@@ -279,7 +279,7 @@
                     // Signed out, or no longer allowed: let the browser show what there is.
                     location.reload();
                     return;
-                } else if (!paused && !busy()) {
+                } else if (!stopped && !busy()) {
                     replace(fresh);
                 }
             }
@@ -287,10 +287,10 @@
         }
 
         button.addEventListener("click", () => {
-            paused = !paused;
-            sessionStorage.setItem(PAUSED, paused ? "yes" : "no");
+            stopped = !stopped;
+            sessionStorage.setItem(STOPPED, stopped ? "yes" : "no");
             say();
-            if (!paused) {
+            if (!stopped) {
                 clearTimeout(timer);
                 refresh();
             }

@@ -30,7 +30,7 @@ def test_clocks_count_without_a_reload(stage, visit):
     here.mark()
     clock, gauge = page.locator("[data-redislock-down]"), page.locator(".redislock-gauge")
     held_for = page.locator("[data-redislock-up]")
-    page.click("text=Pause")  # So that only the clocks can do it.
+    page.click("text=Stop refreshing")  # So that only the clocks can do it.
     first, width = seconds_in(clock.inner_text()), gauge.evaluate("gauge => gauge.value")
     begun = seconds_in(held_for.inner_text())
     here.until(lambda: seconds_in(clock.inner_text()) <= first - 0.5, "counts down")
@@ -134,19 +134,19 @@ def test_marked_text_is_not_taken_away_by_an_answer_that_was_under_way(stage, vi
     assert marked_in(page) == "lottery"
 
 
-def test_refreshing_can_be_paused_and_resumed(stage, visit):
+def test_refreshing_can_be_stopped_and_begun_again(stage, visit):
     stage.hold("first")
     here = visit()
     page = here.list()
-    page.click("text=Pause")
+    page.click("text=Stop refreshing")
     stage.hold("second")
     page.wait_for_timeout(1500)  # A refresh.
     assert here.names() == ["first"]
     page.reload()
-    here.sees("Resume")  # It is remembered.
+    here.sees("Refresh again")  # It is remembered.
     assert sorted(here.names()) == ["first", "second"]
     stage.hold("third")
-    page.click("text=Resume")
+    page.click("text=Refresh again")
     here.until(lambda: len(here.names()) == 3)
 
 
@@ -426,7 +426,7 @@ def test_everything_works_without_javascript(stage, visit):
     here = visit(java_script_enabled=False)
     page = here.list()
     assert here.names() == ["lottery"]
-    assert page.get_by_role("button", name="Pause", exact=True).count() == 0
+    assert page.get_by_role("button", name="Stop refreshing").count() == 0
     page.locator("input.action-select").check()
     page.select_option("select[name=action]", label="Force release selected held locks")
     page.click(".actions button[name=index]")
@@ -557,7 +557,7 @@ def test_pictures_for_the_docs(stage, visit, picture):
         here = visit(color_scheme=scheme, **wide)
         page = here.list()
         page.click("#toggle-nav-sidebar")
-        page.click("text=Pause")
+        page.click("text=Stop refreshing")
         here.sees("was skipped 7 times, the last time 12 min")
         assert {"held", "cooling down", "overdue", "permit 1/4", "permit 2/4"} == set(
             page.locator("#result_list .redislock-badge").all_inner_texts()
@@ -575,7 +575,7 @@ def test_pictures_for_the_docs(stage, visit, picture):
     picture(page, "force-release-dark")
     here = visit(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
     page = here.list()
-    page.click("text=Pause")
+    page.click("text=Stop refreshing")
     for label in ("held for", "expires in", "waiters", "fence"):
         assert label in page.locator("#result_list tr").nth(1).evaluate(LABELS)
     picture(page, "list-phone")

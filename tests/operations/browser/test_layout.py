@@ -197,7 +197,7 @@ def test_the_list_fits_every_width_and_each_head_stands_above_its_facts(stage, v
     crowded(stage)
     here = visit()
     page = here.list("?o=1.-2.3.4.5.6.7.8.9")  # Each head has the marks of the order.
-    page.click("text=Pause")
+    page.click("text=Stop refreshing")
     badges = page.locator("#result_list .redislock-badge").all_inner_texts()
     assert {"held", "no expiry", "ends late", "gone", "foreign"} <= set(badges)
     assert page.locator("#nav-sidebar").is_visible()
@@ -220,8 +220,8 @@ def test_a_page_that_stands_still_looks_as_before(stage, visit):
     bar = page.locator(".redislock-live")
     ground = "bar => getComputedStyle(bar).backgroundColor"
     before = bar.evaluate(ground)
-    page.click("text=Pause")
-    here.sees("Resume")
+    page.click("text=Stop refreshing")
+    here.sees("Refresh again")
     assert bar.evaluate(ground) == before
 
 
@@ -255,7 +255,7 @@ def test_the_list_fits_every_width_for_those_who_may_only_look(stage, visit):
     assert faults(page, "#changelist") == {}
     crowded(stage)
     here.list()
-    page.click("text=Pause")
+    page.click("text=Stop refreshing")
     assert page.locator(".action-checkbox, .actions").count() == 0
     assert faults(page, "#changelist", facts=FACTS) == {}
     here.list("?state=free")
@@ -272,7 +272,7 @@ for (const row of document.querySelectorAll("#result_list tbody tr:nth-child(n +
 def test_the_pages_of_a_long_list_fit_every_width(stage, visit):
     fill(SimpleNamespace(redis=stage.server.client(), prefix="redislock"), 950)
     page = visit().list("?p=5")
-    page.click("text=Pause")
+    page.click("text=Stop refreshing")
     assert page.locator(".paginator a").count() > 5
     page.evaluate(FEW_ROWS)
     assert faults(page, "#changelist") == {}

@@ -69,7 +69,7 @@ def test_what_matters_is_seen_and_can_be_done_in_a_window_and_on_a_phone(stage, 
         here = visit("root", color_scheme=scheme, **window)
         page = here.list()
         sees_all(here, "lottery", "held", "web-1:1", "lottery.tasks.draw", "7" * 36)
-        sees_all(here, "as of", "Pause")
+        sees_all(here, "as of", "Stop refreshing")
         here.row("lottery").locator("input").check()
         assert page.locator(".actions").locator("select:visible, .select2:visible").count()
         page.locator("#result_list").get_by_role("link", name="lottery").click()
