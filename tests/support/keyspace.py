@@ -77,10 +77,19 @@ class Keyspace:
         args = token(who), lease_id(who), ttl, mode, ticket, markers, "r", owner or f"by-{who}"
         return self.run(script, *args, *([limit] if limit > 1 else []), bell(who, process))
 
-    def replace(self, who, *, within, called=""):
-        """Ask for the lock as the newest call of a job, or as one that comes back."""
-        owner = f'{{"by":"{who}","called":"{self.ms}"}}'
-        args = token(who), lease_id(who), TTL, "queue", 0, "-|", "r", owner, within, called
+    def replace(self, who, mode="queue", *, within=1000, ticket=0, called="", at=None, run=""):
+        """Ask for the lock as the newest call of a job, or as one that comes back.
+
+        Args:
+            within: How long (ms) a replaced run has to end.
+            called: When its call was made (ms), if it comes back.
+            at: The same, as its owner says it; by default now.
+            run: The id of its task run.
+        """
+        task = f',"task_id":"{run.partition("/")[0]}"' if run else ""
+        owner = f'{{"by":"{who}","called":"{self.ms if at is None else at}"{task}}}'
+        markers = f"-{'9000/9/9' if run else ''}|{run}"
+        args = token(who), lease_id(who), TTL, mode, ticket, markers, "r", owner, within, called
         return self.run(scripts.ACQUIRE_REPLACING, *args, bell(who))
 
     def pause(self, who, *, lasts=TTL):
