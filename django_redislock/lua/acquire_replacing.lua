@@ -61,6 +61,11 @@ if type(found) == 'string' or call('EXISTS', QUEUE) == 1 or (not found and call(
   local queue = call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES')
   local is_over, newer = replaced_by(id)
   newer = not is_mine and newer or nil
+  -- A waiter that stood still has left the queue, so a newer call did not meet it there.
+  if its_id and not (newer or its_end or is_own(its_owner)) and ticket ~= '0' and not call('ZSCORE', QUEUE, token) then
+    local its_fence = read(found)
+    newer = tonumber(its_fence) > tonumber(ticket) and its_owner or nil
+  end
   if not newer and called ~= '' then -- it comes back, so it is older than what was called later
     if its_id and called_at(its_owner) > tonumber(called) then
       newer = its_owner

@@ -47,6 +47,7 @@ def test_a_holder_is_rung_and_has_its_time_to_end_before_its_lease_does(server):
     server.advance(1)
     assert server.replace("b") > first
     assert server.queue == ""
+    assert server.do("PTTL", KEYS.forced) == TTL - 1000 + 60_000
     assert server.renew("a", 1) == "replaced"
     assert '"by":"a"' in server.past[-1]
     assert "replaced" in server.past[-1]
@@ -188,6 +189,26 @@ def test_a_call_that_is_not_replaced_gets_a_free_lock(server):
     assert server.replace("d") > "0"
 
 
+def test_a_lock_whose_holder_has_died_goes_to_the_newest_call_and_not_to_an_older_one(server):
+    server.acquire("a", ttl=1000)
+    server.replace("b")
+    server.advance(1001)
+    assert server.replace("c") > "0"
+    assert server.queue == ""
+    assert is_replaced(server.replace("b"), by="c")
+
+
+def test_a_waiter_that_stood_still_does_not_replace_what_was_granted_meanwhile(server):
+    server.acquire("a")
+    ticket = server.replace("b")[1]
+    server.advance(TTL + 1)
+    server.replace("c")
+    assert is_replaced(server.replace("b", ticket=ticket), by="c")
+    assert stand_by(server, "c") == ""
+    assert server.replace("d")[0] == "queued"
+    assert time_to_end(server, "c") == 1000
+
+
 # --- calls that come back ------------------------------------------------------------------------
 
 
@@ -248,6 +269,7 @@ def test_what_is_replaced_counts_as_finished_and_its_start_is_forgotten(server):
     assert lease_id("c") in server.fields(KEYS.runs)["started"]
     assert "unended" not in server.fields(KEYS.runs)
     assert server.replace("d", run="id-1/:0.1") == ["finished", 1000]
+    assert stand_by(server, "c") == ""  # What is done replaces nobody.
 
 
 # --- what is kept of it --------------------------------------------------------------------------

@@ -143,6 +143,7 @@ class Rate:
     burst: int
     starts: dict[str, tuple[int, bool]] = field(default_factory=dict)  # See Server.starts().
     moved: dict[str, int] = field(default_factory=dict)  # Since when each of these is due as it is.
+    due: dict[str, float] = field(default_factory=dict)  # When, by the clock that the server had.
     # When starts were granted that were used, in order, and until when they take up the rate:
     # since the server lost the last ones.
     used: list[list[tuple[int, int]]] = field(default_factory=lambda: [[]])
@@ -342,7 +343,8 @@ class Watch:
                     claim.made_at = self.timeline.now
                     if waited := before.get(own) or before.get(claimed):
                         due = waited[0] - rate.burst * rate.every
-                        claim.due_at = self.server.true(due / 1000)
+                        known = rate.due.get(own, rate.due.get(claimed, math.inf))
+                        claim.due_at = min(self.server.true(due / 1000), known)
             elif claim is not None and claim.phase == "asking" and rate.starts.get(own, (0, 0))[1]:
                 claim.phase = "waiting"
                 self.counts["waited for a start"] += 1
@@ -361,6 +363,7 @@ class Watch:
             if is_waited_for and (over != was or token not in before):
                 rate.moved[token] = us
                 due = over - rate.burst * rate.every
+                rate.due[token] = self.server.true(due / 1000)
                 due = self.server.true(max(due, us) / 1000)
                 self.touch_at(due + DEAD_DELAYS + TRAVEL + 0.002, name)
         if us < rate.is_even_from:
@@ -407,7 +410,8 @@ class Watch:
             claim = self.claims.get(was.token)
             if claim is not None and step.script not in ENDS and claim.gone_at is None:
                 claim.gone_at = self.timeline.now
-                if step.script is scripts.ACQUIRE_REPLACING and was.id in lock.replaced:
+                may_end = was.id in lock.replaced or was.id in lock.unknown
+                if step.script is scripts.ACQUIRE_REPLACING and may_end:
                     claim.was_ended = True
                     self.counts["ended a replaced run"] += 1
         if now is None or now.is_pause:
@@ -805,7 +809,9 @@ def most_seconds(work):
     if work.start and work.start != work.name:
         return math.inf  # Each of several locks may be asked for and undone more than once.
     if work.replace_within is not None:
-        return max(times_to_end(work.ttl)) + REPLACED_WITHIN + 2 * operation_timeout(work.ttl)
+        # Twice: once the clock of the server is set back, a run has its whole time to end again.
+        longest = 2 * max(times_to_end(work.ttl))
+        return longest + REPLACED_WITHIN + 2 * operation_timeout(work.ttl)
     return work.wait + 2 * operation_timeout(work.ttl)
 
 
