@@ -257,20 +257,6 @@ def test_lists_show_the_starts_left_and_pauses(place):
 
 
 @pytest.mark.parametrize(
-    "rate", ["", "fast", "10/d", "0/s", (0, 1), (1, 0), 10, None, "1e9/s", (1, 1e12)]
-)
-def test_what_is_no_rate_is_refused(rate):
-    with pytest.raises(ValueError, match=r"The rate of Rate\('geo'\) must be"):
-        Rate("geo", rate)
-
-
-@pytest.mark.parametrize("burst", [0, -1, 1.5, True, 10_001])
-def test_what_is_no_burst_is_refused(burst):
-    with pytest.raises(ValueError, match=r"The burst of Rate\('geo'\) must be an integer"):
-        Rate("geo", "1/s", burst=burst)
-
-
-@pytest.mark.parametrize(
     "option", [{"ttl": 5}, {"renew": False}, {"atomic": True}, {"max_hold": 9}]
 )
 def test_options_of_a_lease_are_refused_where_there_are_only_rates(option):

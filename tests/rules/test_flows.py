@@ -47,7 +47,7 @@ from django_redislock.rules.steps import (
     Tell,
     Unanswered,
 )
-from django_redislock.rules.stored import DoneMarkers, Holding, Owner, read_holding
+from django_redislock.rules.stored import DoneMarkers, Holding, Owner, rated, read_holding
 from tests.support.attempts import attempt
 from tests.support.others import release_form
 
@@ -186,7 +186,7 @@ def undoes(step):
 
 
 def mode_and_ticket(step):
-    args = AcquireArgs(*step.args)
+    args = AcquireArgs(*step.args[:8])
     return args.mode, args.ticket
 
 
@@ -276,6 +276,29 @@ def test_what_keeps_a_lock_from_us_is_told_as_such(answer, outcome):
 @pytest.mark.proves("P8")
 def test_p8_a_task_run_that_has_finished_already_is_told_as_such():
     assert acquiring(markers=A_RUN).answers([b"finished", 1500]).result == Finished(1.5)
+
+
+def test_a_call_that_a_newer_one_has_replaced_is_told_by_whom():
+    replaced = [b"replaced", OWNER.packed]
+    assert acquiring(replace_within=1.0).answers(replaced).result == flows.Replaced("web-1:7")
+
+
+EARLY = [b"early", 1500, OWNER.packed, 9000]
+
+
+def test_a_start_that_is_not_due_is_told_as_such_at_once_if_the_wait_would_be_too_short():
+    early = Busy(rated(OWNER.packed), 1.5, 9.0, NAME)
+    assert acquiring(wait=0.0).answers(EARLY).result == early
+    assert acquiring(wait=1.4).answers(EARLY).result == early
+    assert str(early) == "a rate, and its next start is due in 1.5 s"
+    error = early.timeout("default")
+    assert (early.of_rate, error.rate, error.expires_in) == (True, True, 1.5)
+
+
+@pytest.mark.parametrize(("due_in", "seconds"), [(1500, 1.5), (4000, LOOK_EVERY)])
+def test_a_waiter_for_a_start_that_cannot_be_rung_asks_again_when_it_is_due(due_in, seconds):
+    stage = acquiring(wait=5.0).answers([b"early", due_in, *EARLY[2:]])
+    assert stage.step == Pause(seconds)
 
 
 @pytest.mark.parametrize("answer", [[b"endless"], [b"what", b"ever"], 7, None], ids=repr)
@@ -765,6 +788,20 @@ def test_r5_a_look_that_is_repeated_after_the_wait_is_the_last_one():
     stage = queued(acquiring(wait=1.0)).rings("look", ID, 1, after=0.9).rings()
     assert mode_and_ticket(stage.step) == ("queue", b"100")
     assert mode_and_ticket(stage.is_silent().step) == ("last", b"100")
+
+
+def test_a_call_waits_for_a_run_that_was_told_of_more_time_and_two_seconds_longer():
+    def looks_until(wait, *told):
+        stage = acquiring(wait=wait, replace_within=1.0)
+        while mode_and_ticket(stage.step)[0] == "queue":
+            us = int((EPOCH + stage.now) * 1e6)
+            left = [max(one - round(1000 * stage.now), 0) for one in told]
+            stage.answers([b"queued", b"100", 60000, b"%d" % us, 1, b"", *left]).rings()
+        return stage.now
+
+    assert looks_until(3.0) == pytest.approx(3.0)
+    assert looks_until(3.0, 800) == pytest.approx(3.0)
+    assert looks_until(3.0, 9000) == pytest.approx(11.0, abs=0.1)
 
 
 def test_an_endless_wait_never_looks_for_the_last_time():

@@ -1,11 +1,13 @@
 """How many may hold a lock at a time: a number, or a function of the arguments of a call."""
 
+import math
 from dataclasses import FrozenInstanceError
+from datetime import timedelta
 
 import pytest
 
 from django_redislock import InvalidLockName
-from django_redislock.rules.limit import Limit, all_makers, check_limits
+from django_redislock.rules.limit import Limit, Rate, all_makers, check_limits
 from django_redislock.rules.names import formatter
 
 
@@ -142,3 +144,65 @@ def test_all_limits_of_a_call_are_made_and_are_not_one_lock():
     assert make(("other",), {}) == (Limit("export:other", 2), Limit("export:acme", 3))
     with pytest.raises(ValueError, match="'export:acme' twice"):
         make(("acme",), {})
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "between"),
+    [
+        ("10/s", 0.1),
+        (" 4.5/m ", 60 / 4.5),
+        ("1000/h", 3.6),
+        ("2", 0.5),
+        ((1, 300), 300),
+        ((3, timedelta(minutes=1)), 20),
+        ((1, 1e-5), 1e-5),
+        ((1, timedelta(days=366)), 366 * 86_400),
+    ],
+    ids=repr,
+)
+def test_a_rate_says_how_far_apart_starts_are(rate, between):
+    assert Rate("geo", rate).between == pytest.approx(between, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        "",
+        "fast",
+        "10/d",
+        "0/s",
+        (0, 1),
+        (1, 0),
+        (1, -1),
+        (math.inf, 1),
+        (1, math.inf),
+        10,
+        None,
+        "1e9/s",
+        (1, 9e-06),
+        (1, timedelta(days=366, seconds=1)),
+    ],
+    ids=repr,
+)
+def test_what_is_no_rate_is_refused(rate):
+    with pytest.raises(ValueError, match=r"The rate of Rate\('geo'\) must be"):
+        Rate("geo", rate)
+
+
+@pytest.mark.parametrize("burst", [0, -1, 1.5, True, 10_001])
+def test_what_is_no_burst_is_refused(burst):
+    with pytest.raises(ValueError, match=r"The burst of Rate\('geo'\) must be an integer"):
+        Rate("geo", "1/s", burst=burst)
+
+
+def test_a_rate_is_a_value_with_a_lock_name_and_a_burst_that_is_named():
+    assert Rate("cafe\u0301", "1/s", burst=10_000) == Rate("caf\u00e9", "1/s", burst=10_000)
+    with pytest.raises(FrozenInstanceError):
+        Rate("geo", "1/s").rate = "2/s"
+    with pytest.raises(TypeError):
+        Rate("geo", "1/s", 2)
+    with pytest.raises(InvalidLockName):
+        Rate("", "1/s")

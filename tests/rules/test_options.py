@@ -1,11 +1,13 @@
 """What the arguments of a lock and the settings come to."""
 
+from dataclasses import FrozenInstanceError
 from datetime import timedelta
 
 import pytest
 
 from django_redislock.conf import Conf
 from django_redislock.options import lock_options
+from django_redislock.rules.arguments import period
 from django_redislock.rules.options import Options, Terms, operation_timeout, terms_of
 
 
@@ -48,3 +50,55 @@ def test_a_server_is_given_a_third_of_the_ttl_to_answer_but_five_seconds_at_most
 def test_a_server_is_unavailable_after_the_setting_or_else_the_operation_timeout(setting, seconds):
     conf = Conf(alias="default", unavailable_after=setting)
     assert terms_of(Options(), conf, lambda ttl: 4.0).unavailable_after == seconds
+
+
+def test_terms_stay_as_they_are():
+    with pytest.raises(FrozenInstanceError):
+        terms_of(Options(), Conf(alias="default")).wait = 1
+
+
+@pytest.mark.parametrize(
+    ("options", "wait"),
+    [
+        ({}, 5),
+        ({"durable": True}, 60),
+        ({"durable": True, "ttl": 2}, 5),
+        ({"durable": True, "wait": 1}, 1),
+        ({"replace": True}, 30 + 2),
+        ({"replace": True, "replace_within": 4}, 4 + 2),
+    ],
+)
+def test_a_durable_call_outlasts_a_dead_holder_and_the_newest_call_one_that_must_end(options, wait):
+    terms = terms_of(Options(**options), Conf(alias="default", ttl=30, wait=5))
+    assert terms.wait == wait
+    assert terms.replace_within == (wait - 2 if options.get("replace") else None)
+
+
+@pytest.mark.parametrize(
+    ("value", "every"),
+    [
+        ("day", timedelta(days=1)),
+        ("hour", timedelta(hours=1)),
+        *((every, every) for every in (timedelta(seconds=1), timedelta(days=7))),
+        (timedelta(minutes=15), timedelta(minutes=15)),
+    ],
+    ids=repr,
+)
+def test_a_period_is_whole_days_or_divides_the_day(value, every):
+    assert period(value, "once_per") == every
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "week",
+        3600,
+        None,
+        *(timedelta(hours=hours) for hours in (0, -24, 5, 36)),
+        timedelta.resolution,
+    ],
+    ids=repr,
+)
+def test_any_other_period_is_refused(value):
+    with pytest.raises(ValueError, match='once_per must be "day", "hour" or a timedelta of whole'):
+        period(value, "once_per")

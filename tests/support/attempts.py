@@ -22,6 +22,8 @@ def attempt(
     renews=False,
     unavailable_after=math.inf,
     limit=1,
+    replace_within=None,
+    kind=Attempt,
     **more,
 ):
     """An attempt; *more* are further attributes of it."""
@@ -34,8 +36,9 @@ def attempt(
         unavailable_after=unavailable_after,
         release_before_commit="warn",
         limit=limit,
+        replace_within=replace_within,
     )
-    made = Attempt(name, owner, terms, replicas, markers)
+    made = kind(name, owner, terms, replicas, markers)
     vars(made).update(token=token, id=id, **more)
     return made
 
