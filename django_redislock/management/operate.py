@@ -190,7 +190,8 @@ def pause(console: Console, *, name: str, lasts: float, reason: str, **options: 
         who = ": ".join(filter(None, (error.holder, error.reason)))
         says = f"{pasteable(name)} is paused already {_until(error.expires_in)}, by {who}."
         raise CommandError(visible(says), returncode=FOUND) from error
-    others = held.detail(name, permit=1, using=using).others
+    detail = held.detail(name, permit=1, using=using)
+    others = detail.others
     says = f"{'Paused' if begun else 'Pending'}: {pasteable(name)}, {_until(lasts)}"
     if not begun:
         says = f"{says}; the pause begins when the lease in its way is over"
@@ -205,6 +206,9 @@ def pause(console: Console, *, name: str, lasts: float, reason: str, **options: 
             ),
         ],
     )
+    if begun and not (others or detail.waiters or detail.past or held.record_of(detail)):
+        hint = terminal.meant(held.similar(name, using=using))
+        console.err.write(f"Nothing else is known of {pasteable(name)}. {hint}".rstrip())
 
 
 def resume(console: Console, *, name: str, **options: Any) -> None:

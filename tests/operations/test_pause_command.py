@@ -20,7 +20,7 @@ from django_redislock import (
 )
 from django_redislock.models import LockPage
 from django_redislock.rules import flows, scripts
-from tests.operations.commands import locks_command
+from tests.operations.commands import locks_command, ran
 from tests.support import site
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
 from tests.support.others import held_by, waiters
@@ -350,3 +350,14 @@ def test_the_action_of_the_list_asks_before_it_pauses_a_lock_with_all_its_permit
         assert b"End the pause" in shown
         keeper.post(PAUSE, {"lock": second, "resume": ""})
     assert held.list() == []
+
+
+def test_a_pause_of_a_name_of_which_nothing_is_known_says_so_and_names_similar_ones(locks):
+    ran("nightly:2026-11-28")
+    for name, told in (
+        ("nightly:2026-11-28", ""),
+        ("nightly", "Nothing else is known of nightly. Did you mean nightly:2026-11-28?\n"),
+        ("weekly", "Nothing else is known of weekly.\n"),
+    ):
+        paused = locks_command("pause", name, "--for", "1h")
+        assert (paused.status, paused.err) == (0, told)
