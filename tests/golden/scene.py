@@ -28,14 +28,18 @@ def locks_waiters_and_runs(locks):
         task_runs.announce(check_name(name), f"of {name}", 3600, task=task, using="default")
         await_later(locks.redis)
     with ExitStack() as stack:
-        stack.enter_context(held_by("invoices", task="billing.tasks.run", ttl=1000))
-        stack.enter_context(held_by("gpu", host="gpu-1", ttl=2000, limit=2))
-        stack.enter_context(running("gpu", "video-1", ttl=2500, limit=2))
-        stack.enter_context(busy_with(TASK))
-        stack.enter_context(distributed_lock("import:7", ttl=3000))
-        stack.enter_context(distributed_lock("b", "a", ttl=4000))
         handed = distributed_lock("handed", **LONG)
-        stack.enter_context(handed)
+        for block in (
+            held_by("invoices", task="billing.tasks.run", ttl=1000),
+            held_by("gpu", host="gpu-1", ttl=2000, limit=2),
+            running("gpu", "video-1", ttl=2500, limit=2),
+            busy_with(TASK),
+            distributed_lock("import:7", ttl=3000),
+            distributed_lock("b", "a", ttl=4000),
+            handed,
+        ):
+            stack.enter_context(block)
+            await_later(locks.redis)
         handed.lease.hand_over(within=5000)
         with distributed_lock("cooling", min_hold=6000):
             pass
@@ -72,6 +76,7 @@ def _runs(locks):
 
     report = single_instance("report:{fails}", ttl=60)(work)
     report()
+    await_later(locks.redis)
     with suppress(ValueError):
         report(fails=True)
     await_later(locks.redis)
@@ -85,11 +90,15 @@ def _runs(locks):
     await_later(locks.redis)
     with running("gpu", "video-0", limit=2):
         pass
-    with held_by("gpu", limit=2), running("gpu", "video-00", limit=2):
-        pass
+    await_later(locks.redis)
+    with held_by("gpu", limit=2):
+        await_later(locks.redis)
+        with running("gpu", "video-00", limit=2):
+            pass
     await_later(locks.redis)
     daily = single_instance("daily", ttl=60, once=3600)(work)
     daily()
+    await_later(locks.redis)
     daily()
     await_later(locks.redis)
 
