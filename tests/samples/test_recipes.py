@@ -460,4 +460,4 @@ def test_rate_limits(paste):
     with pytest.raises(LockTimeout) as caught:
         send(2, "hi")
     assert caught.value.rate
-    assert page.module("shop.tasks").send_later.autoretry_for == (LockTimeout,)
+    assert page.module("shop.tasks").send_later.autoretry_for == (LockTimeout, LockUnavailable)

@@ -108,7 +108,9 @@ class Recorder:
         if name in {"EVALSHA", "EVAL"}:
             script = SCRIPTS[args[0]]
             return " ".join([name, script, *(self._word(arg, named) for arg in args[1:])])
-        return " ".join([name, *(self._word(arg, named) for arg in args)])
+        words = " ".join([name, *(self._word(arg, named) for arg in args)])
+        # Unless less than a millisecond has passed.
+        return re.sub(r"(PEXPIRE wire:\{cooling\}:lock) 120000", r"\1 <left>", words)
 
     def _word(self, arg, named):
         text = arg.decode(errors="backslashreplace")
@@ -134,9 +136,7 @@ class Recorder:
             ("mark", r"(?<=hr\d{5})[0-9a-f]{16}(?=\|)"),
         ):
             text = re.sub(pattern, lambda found: self._name(kind, found[0], named), text)  # noqa: B023
-        # Round numbers are what the scene asks for; what is left of them is not round, unless less
-        # than a millisecond has passed.
-        text = re.sub(r"(PEXPIRE wire:\{cooling\}:lock) 120000", r"\1 <left>", text)
+        # Round numbers are what the scene asks for; what is left of them is not round.
         text = re.sub(r"\b\d{10}\d*(\.\d+)?\b", "<time>", text)
         return re.sub(r"\b\d{1,7}\.\d{3,}\b|\b(?!\d*000\b)\d{4,7}\b", "<left>", text)
 
