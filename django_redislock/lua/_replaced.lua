@@ -22,9 +22,9 @@ local function keep_replaced(field, lasts, ms, value)
   call('PEXPIRE', REPLACED, digits(left))
 end
 
--- Returns until when (ms) a lease may end, 0 of a waiter, the owner of the newer call, and how long (ms) its holder
--- had to end; nothing if there is none.
+-- Returns until when (ms) a lease may end, 0 of a waiter, how long (ms) its holder had to end when it was told, and the
+-- owner of the newer call; nothing if there is none.
 local function replaced_by(id)
   local ends, within, newer = string.match(call('HGET', REPLACED, id) or '', '^%d+|(%d+)|(%d+)|(.*)$')
-  return tonumber(ends), newer, tonumber(within)
+  return tonumber(ends), tonumber(within), newer
 end

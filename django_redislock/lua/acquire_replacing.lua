@@ -52,14 +52,16 @@ if type(found) == 'string' or call('EXISTS', QUEUE) == 1 or (not found and call(
     end
   end
 
-  local its_id, its_owner, its_end
+  local its_id, its_owner, its_end, told
   if found and not is_mine and read(found) and state_of(found) ~= 'k' then
     its_owner = string.match(found, '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$', 56)
     its_id = called_at(its_owner) and string.sub(found, 40, 55)
-    its_end = its_id and replaced_by(its_id)
+    if its_id then
+      its_end, told = replaced_by(its_id)
+    end
   end
   local queue = call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES')
-  local is_over, newer = replaced_by(id)
+  local is_over, _, newer = replaced_by(id)
   newer = not is_mine and newer or nil
   -- A waiter that stood still has left the queue, so a newer call did not meet it there.
   if its_id and not (newer or its_end or is_own(its_owner)) and ticket ~= '0' and not call('ZSCORE', QUEUE, token) then
@@ -98,7 +100,7 @@ if type(found) == 'string' or call('EXISTS', QUEUE) == 1 or (not found and call(
       end
     end
     -- A holder relies on the time that it was told: a call that leaves it less waits for longer.
-    local told = its_end and select(3, replaced_by(its_id)) or tonumber(within)
+    told = told or tonumber(within)
     if its_id and (not its_end or its_end - ms > told) then -- or the clock was set back
       its_end = ms + told
       local bell = string.match(call('HGET', REPLACED, 'bell:' .. its_id) or '', '^%d+|(.*)$')

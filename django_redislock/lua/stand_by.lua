@@ -7,7 +7,7 @@ local LOCK, REPLACED = unpack(KEYS)
 -- include _replaced
 local token, id, lasts, mode, channel = unpack(ARGV)
 local ms = milliseconds(clock())
-local ends, newer = replaced_by(id)
+local ends, _, newer = replaced_by(id)
 if ends then
   return { 'replaced', math.max(ends - ms, 0), newer }
 end

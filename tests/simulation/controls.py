@@ -527,7 +527,7 @@ end""",
     ),
     "a newer call leaves a replaced run less than it was told": Control(
         "P3",
-        instead("local told = its_end and select(3, replaced_by(its_id)) or", "local told ="),
+        instead("told = told or", "told ="),
         bounds=storm("late", **REPLACING),
         seeds=(7,),
     ),
