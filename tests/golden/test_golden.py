@@ -56,7 +56,8 @@ def masked(text):
     for found, name in ((socket.gethostname(), "<host>"), (command_of_this_process(), "<command>")):
         text = re.sub(rf"(?<![\w-]){re.escape(found)}(?![\w-])", name, text)
     text = re.sub(r"\S+@<host> by manage.py", "<user>@<host> by manage.py", text)
-    text = re.sub(rf"(?<![\d.]){os.getpid()}(?![\d.]*\d)", "<pid>", text)
+    # Only where it stands for this process: an id or a time may have the same digits.
+    text = re.sub(rf'(<host>:|"pid": ){os.getpid()}\b', r"\1<pid>", text)
     # Of a server that was started in this second, it is not said.
     text = re.sub(r".* was started at .* Records of runs begin there\.\n", "", text)
     text = re.sub(r'"birth": "[^"]*"', '"birth": "<birth>"', text)

@@ -121,10 +121,9 @@ class Recorder:
         return json.dumps(text) if not text or re.search(r"[\s\"]", text) else text
 
     def _plain(self, text, named=True):
-        for port, name in self._servers.items():
-            text = re.sub(rf"\b{port}\b", f"<{name}>", text)
-        text = text.replace(socket.gethostname(), "<host>")
-        text = re.sub(rf"\b{os.getpid()}\b", "<pid>", text)
+        text = re.sub(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", "<host>", text)
+        # Only where it stands for this process: a time may have the same digits.
+        text = re.sub(rf'(<host>:|"pid":){os.getpid()}\b', r"\1<pid>", text)
         text = re.sub(r"(<host>:<pid>) (pytest|-c)\b", r"\1 <command>", text)
         text = re.sub(r'"(thread|command|birth)":"[^"]*"', r'"\1":"<\1>"', text)
         text = re.sub(r"bell:[0-9a-f]+:\d+", "bell:<number>", text)
