@@ -2,10 +2,19 @@
 -- are rung.
 -- include _ring
 local function give_back(token, over, every)
+  local was_made = not is_waited_for(token, digits(over))
   drop(token, digits(over))
   local now = tonumber(clock())
   if over <= now then
     return -- since then the rate had its whole burst again, or others were late because of themselves
+  end
+  if was_made then
+    local last, its_every, burst, at, id, owner, made = last_start()
+    if its_every then
+      made = digits(math.max(made - every, 0))
+      call('ZREM', RATE, last)
+      call('ZADD', RATE, 0, table.concat({ its_every, burst, at, id, made, owner }, '|'))
+    end
   end
 
   -- All starts behind it followed without a gap, since it is not over yet. Now they are scheduled anew: one that is not

@@ -3,18 +3,22 @@
 -- rate     a sorted set. A start has its token as member; its score is when the start is over (us). While it is not
 --          due, it has a second member with the same score, the record of its waiter: token(32) "|" every "|" burst
 --          "|" channel "|" id "|" since(us) "|" owner. One member has the score 0, and tells of the rate and of the last start:
---          every "|" burst "|" when(ms) "|" id "|" owner
---          every: us between two starts; burst: how many may come at once
+--          every "|" burst "|" when(ms) "|" id "|" made "|" owner
+--          every: us between two starts; burst: how many may come at once; made: when the starts that were made are over
+--          (us), each *every* after it was made, or after the one before if that is later
 -- A start is due *burst* times *every* before it is over. It stays for KEPT_FOR after that, so a resend finds it.
 
 local KEPT_FOR = 5000000 -- us; the same as LONGEST_OPERATION in rules/options.py
 local LAST = '^(%d+)|(%d+)|(%d+)|(%x+)|(.*)$'
+local MADE = '^(%d+)|(.*)$' -- older processes do not write it
 local WAITER = '^[^|]+|(%d+)|(%d+)|([^|]*)|(%x+)|(%d+)|(.*)$'
 
--- Returns what is kept of the last start: all of it, every, burst, when, id and owner; '' if there is none.
+-- Returns what is kept of the last start: all of it, every, burst, when, id, owner and made; '' if there is none.
 local function last_start()
   local last = redis.pcall('ZRANGE', RATE, 0, 0)[1] or ''
-  return last, string.match(last, LAST)
+  local every, burst, at, id, rest = string.match(last, LAST)
+  local made, owner = string.match(rest or '', MADE)
+  return last, every, burst, at, id, owner or rest, tonumber(made or 0)
 end
 
 -- Takes out the start of *token*, and its waiter if it has one.

@@ -48,13 +48,14 @@ end
 local rate
 if left == -2 and call('EXISTS', RATE) == 1 then
   -- include _starts
-  local last, every, burst = last_start()
+  local _, every, burst, at, its_id, owner = last_start()
   if every then
     local now = tonumber(clock())
     local busy_for = math.max(redis.pcall('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] - now, 0)
     local starts = math.max(burst - math.ceil(busy_for / every), 0)
     local due = math.max(busy_for - (burst - 1) * every, 0)
-    rate = digits(starts) .. '|' .. digits(math.ceil(due / 1000)) .. '|' .. string.sub(last, 1, SIGHT)
+    due = digits(math.ceil(due / 1000))
+    rate = table.concat({ digits(starts), due, every, burst, at, its_id, string.sub(owner, 1, SIGHT) }, '|')
     waiting = redis.pcall('ZCOUNT', RATE, digits(now + burst * every + 1), '+inf') / 2
   end
 end

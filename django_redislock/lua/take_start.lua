@@ -3,6 +3,9 @@
 -- A waiter has its start from when it comes, so nobody overtakes it, and it asks again only when its start is due.
 -- This is the generic cell rate algorithm, as a virtual schedule (ITU-T I.371, annex A): a start is over *every* us
 -- after the one before, or after now if that is later; and it is due *burst* times *every* before it is over.
+-- Waiters that come late would start together. So the same algorithm runs over the starts that were made, with as many
+-- more at once as are due in the time for which a waiter may be late: LATE, or twice *every* if that is longer. Those
+-- that are later have half of it, so they take no room from those that are on time.
 --
 -- ARGV  token, id, claimed, mode, patience, every, burst, owner, channel
 --       claimed: the token by which an earlier acquire of this task run has reserved a start, or ''
@@ -15,14 +18,15 @@
 local LOCK, RATE, HELD = unpack(KEYS)
 -- include _lease
 local token, id, claimed, mode, patience, every, burst, owner, channel = unpack(ARGV)
+local LATE = 500000 -- us
 -- include _starts
+-- include _give_back
 local us = clock()
 local now = tonumber(us)
 local pause = redis.pcall('GET', LOCK)
 if type(pause) == 'string' and string.sub(pause, 1, 4) == 'hold' then
-  call('PEXPIRE', LOCK, 1, 'GT') -- as below
+  call('PEXPIRE', RATE, 1, 'GT') -- as below
   -- The asker waits no longer.
-  -- include _give_back
   for _, one in ipairs({ token, claimed }) do
     local its_over = tonumber(call('ZSCORE', RATE, one))
     if its_over and is_waited_for(one, digits(its_over)) then
@@ -53,29 +57,47 @@ if busy_until > now and busy_until - now > call('ZCARD', RATE) * every then
   end
   busy_until = busy_until - moved
 end
+
+local may_be_late = math.max(2 * every, LATE)
+local _, _, _, _, _, last_owner, made = last_start()
+if made > now + burst * every + may_be_late then
+  made = now + burst * every -- the clock was set back, or starts were rarer before: the burst counts as used
+end
+local room_in = made - (burst - 1) * every - may_be_late - now
 local known, over = token, call('ZSCORE', RATE, token)
 if not over and claimed ~= '' then
   known, over = claimed, call('ZSCORE', RATE, claimed)
 end
+over = tonumber(over)
+local was_made = over and not is_waited_for(known, digits(over))
+local late_by = over and not was_made and now - (over - burst * every) or 0
+if late_by > may_be_late and room_in > -may_be_late / 2 then
+  -- There is no room for it: it queues again.
+  give_back(known, over, every)
+  over, busy_until = nil, tonumber(call('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] or 0)
+end
+
 local is_new = not over
-over = tonumber(over) or math.max(busy_until, now) + every
-local left = over - burst * every - now
+over = over or math.max(busy_until, now) + every
+local left = math.max(over - burst * every - now, room_in)
 
 -- Adds members with these scores. The rate stays as long as its last start, and is listed as long.
 local function add(...)
-  local last = math.max(busy_until, over)
+  local last = math.max(busy_until, over, made)
   call('ZADD', RATE, ...)
   call('PEXPIRE', RATE, digits((last - now + KEPT_FOR) / 1000))
   redis.pcall('ZADD', HELD, 'GT', digits(last / 1000), LOCK)
 end
 
-if left <= 0 or (not is_new and not is_waited_for(known, digits(over))) then
+if left <= 0 or was_made then
   if not is_new then
     drop(known, digits(over))
   end
   call('ZREMRANGEBYSCORE', RATE, '-inf', digits(now - KEPT_FOR))
-  local last = table.concat({ every, burst, digits(milliseconds(us)), id, owner }, '|')
-  add(digits(over), token, 0, last)
+  if not was_made then
+    made = math.max(made, now) + every
+  end
+  add(digits(over), token, 0, table.concat({ every, burst, digits(milliseconds(us)), id, digits(made), owner }, '|'))
   return '0'
 end
 
@@ -92,10 +114,8 @@ if waits then
   return { 'queued', digits(over), left_ms, us, is_new and 1 or 0 }
 end
 if not is_new and mode ~= 'try' then
-  -- include _give_back
   give_back(known, over, every)
 end
 -- Changes nothing, but a server that accepts no writes refuses it: a former master must not say so.
 call('PEXPIRE', RATE, 1, 'GT')
-local _, _, _, _, _, its_owner = last_start()
-return { 'early', left_ms, its_owner or '', milliseconds(us) }
+return { 'early', left_ms, last_owner or '', milliseconds(us) }

@@ -118,7 +118,8 @@ class Rate(_Named):
     """At most so many starts in a time: ``Rate("geo:{tenant}", "100/m", burst=20)``.
 
     In any time there are at most *burst* starts, and one more for each part of it in which one is
-    due: ``"100/m"`` makes one due each 0.6 s. A start is not given back at the end of the work.
+    due: ``"100/m"`` makes one due each 0.6 s. A start may be half a second late, or two intervals
+    if that is longer; so many more may come together. It is not given back at the end of the work.
 
     Attributes:
         name: The name of the rate. Above a function it is a format string over its arguments.

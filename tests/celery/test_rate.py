@@ -1,9 +1,14 @@
 """A task under a Rate: a call that finds no start goes back to the broker until one is due."""
 
+import signal
+import time
+from bisect import bisect
+
 import pytest
 
 from django_redislock import Rate, distributed_lock
 from tests.support.faults import LEAST_SLACK, slack
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -49,3 +54,22 @@ def test_each_call_is_deferred_once_and_not_more(stage):
         stage.result(one)
     log, name = stage.workers[0].log, stage.task("rated").name
     assert max(log.count(f"Deferred {name}[{one.id}]") for one in sent) == 1
+
+
+def test_calls_that_come_late_together_start_a_few_at_a_time(own_stage):
+    stage, calls = own_stage, 30
+    workers = [stage.start(pool="threads", concurrency=8) for _ in range(2)]
+    key = stage.key()
+    sent = [stage.send("rated", key, rate="5/s") for _ in range(calls)]
+    stage.wait_for(key, "start", 5)
+    for worker in workers:
+        worker.signal(signal.SIGSTOP)
+    due = time.time() + 4.0
+    wait_until(lambda: time.time() > due, message="twenty starts are due")
+    for worker in workers:
+        worker.signal(signal.SIGCONT)
+    assert [stage.result(one) for one in sent] == [f"did {key}"] * calls
+    times = sorted(event["time"] for event in stage.events(key, "start"))
+    at_once = [bisect(times, at + 1.0) - place for place, at in enumerate(times)]
+    # The burst, five in a second, two and a half that may be late; and what a busy machine delays.
+    assert max(at_once) <= 12

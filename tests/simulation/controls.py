@@ -508,6 +508,17 @@ end""",
         ),
         bounds=storm("late", **RATED),
     ),
+    "late ones start together": Control(
+        "RATE",
+        instead(
+            "room_in > -may_be_late / 2",
+            "false",
+            "over - burst * every - now, room_in",
+            "over - burst * every - now",
+        ),
+        bounds=storm("no ring", "pause", **RATED),
+        seeds=(38,),
+    ),
     "starts are made during a pause": Control(
         "P6",
         instead("if type(pause) == 'string' and", "if false and"),

@@ -136,19 +136,14 @@ class Lock:
 
 
 @dataclass
-class Rate:
-    """What is known of one rate. Times in us, the true ones from the beginning of the world."""
+class Schedule:
+    """When starts were that were used, in us from the beginning of the world."""
 
     every: int
     burst: int
-    starts: dict[str, tuple[int, bool]] = field(default_factory=dict)  # See Server.starts().
-    moved: dict[str, int] = field(default_factory=dict)  # Since when each of these is due as it is.
-    due: dict[str, float] = field(default_factory=dict)  # When, by the clock that the server had.
-    # When starts were granted that were used, in order, and until when they take up the rate:
-    # since the server lost the last ones.
+    # In order, and until when they take up the rate: since the server lost the last ones.
     used: list[list[tuple[int, int]]] = field(default_factory=lambda: [[]])
     ages: list[int] = field(default_factory=lambda: [0])  # Since when each of these lists counts.
-    is_even_from: int = 0  # us of the server: starts that are over later leave no gaps.
 
     def lose(self, now):
         """The server may have lost starts: it admits a whole burst again."""
@@ -156,7 +151,7 @@ class Rate:
         self.used.append([])
 
     def use(self, at):
-        """Note a start that was granted at that time. Returns by how much it came too early."""
+        """Note a start at that time. Returns by how much it came too early."""
         used = self.used[bisect(self.ages, at) - 1]
         place = bisect(used, (at, 0))
         used.insert(place, (at, 0))
@@ -169,6 +164,24 @@ class Rate:
             used[number] = at, over
             worst = max(worst, over - self.burst * self.every - at)
         return worst
+
+
+class Rate:
+    """What is known of one rate. Times in us, the true ones from the beginning of the world."""
+
+    def __init__(self, every, burst):
+        self.every, self.burst = every, burst
+        self.may_be_late = max(2 * every, 500_000)
+        self.starts: dict[str, tuple[int, bool]] = {}  # See Server.starts().
+        self.moved: dict[str, int] = {}  # Since when each of these is due as it is.
+        self.due: dict[str, float] = {}  # When, by the clock that the server had.
+        self.as_due, self.as_made = Schedule(every, burst), Schedule(every, burst)
+        self.is_even_from = 0  # us of the server: starts that are over later leave no gaps.
+
+    def lose(self, now):
+        """The server may have lost starts."""
+        self.as_due.lose(now)
+        self.as_made.lose(now)
 
 
 @dataclass
@@ -345,6 +358,8 @@ class Watch:
                         due = waited[0] - rate.burst * rate.every
                         known = rate.due.get(own, rate.due.get(claimed, math.inf))
                         claim.due_at = min(self.server.true(due / 1000), known)
+            elif own in before and isinstance(answer, list) and answer[0] == b"queued":
+                rate.moved[own] = us + 1000 * answer[2]  # Late ones have taken the room.
             elif claim is not None and claim.phase == "asking" and rate.starts.get(own, (0, 0))[1]:
                 claim.phase = "waiting"
                 self.counts["waited for a start"] += 1
@@ -357,7 +372,8 @@ class Watch:
                 raise Violation(f"P6: {own[:2]} passes others who wait for a start of {name!r}")
         for token, (over, is_waited_for) in rate.starts.items():
             was = before.get(token, (over, False))[0]
-            if over > was and not (token == own and was <= us):
+            is_late = was <= us or was - rate.burst * rate.every < us - rate.may_be_late
+            if over > was and not (token == own and is_late):
                 whose = "its own" if token == own else f"that of {token[:2]}"
                 raise Violation(f"P6: a command of {own[:2]} delays a start of {name!r}: {whose}")
             if is_waited_for and (over != was or token not in before):
@@ -532,15 +548,19 @@ class Watch:
             raise Violation(f"RATE: {claim.process} starts without a start of {claim.name!r}")
         # A waiter that comes late has the start that was due before.
         rate, at = self.rates[claim.name], min(claim.made_at, claim.due_at)
-        if self._true_us(at) < rate.ages[-1] <= self._true_us(claim.made_at):
+        self._check_early(claim, rate.as_made, claim.made_at, rate.may_be_late)
+        if self._true_us(at) < rate.as_due.ages[-1] <= self._true_us(claim.made_at):
             return  # The server has lost starts since, or its clock was set forward.
-        early = rate.use(self._true_us(at))
-        self.longest["start too early"] = max(
-            self.longest.get("start too early", -math.inf), early / 1e6
-        )
+        self._check_early(claim, rate.as_due, at, 0)
+
+    def _check_early(self, claim, schedule, at, most):
+        early = schedule.use(self._true_us(at)) - most
+        what = "late start too early" if most else "start too early"
+        self.longest[what] = max(self.longest.get(what, -math.inf), early / 1e6)
         if early > ROUNDED_US:
             raise Violation(
                 f"RATE: {claim.process} starts {early} us before the rate {claim.name!r} says"
+                f"{', even of late starts' if most else ''}"
             )
 
     def lets_go(self, claim):
