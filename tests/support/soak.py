@@ -197,7 +197,7 @@ class Belief:
 
     id: str
     fence: int
-    start: float
+    start: float  # When it was held for the first time: after its acquire, which may be late.
     last: float  # When it was held for the last time.
     end: float | None = None  # When its holder relied on it no more, lost or not.
 
@@ -254,14 +254,15 @@ def find(folder, seen, ended, stops):
             if what == "ask":
                 asking[who] = now
             elif what == "held":
-                beliefs[more[0]].last = now
+                told = beliefs[more[0]]
+                told.start, told.last = min(told.start, now), now
             elif what == "wrote":
                 wrote += 1
             elif what in {"granted", "busy", "false-busy", "error"}:
                 asks.setdefault(who, []).append((asking.pop(who), now))
                 findings.outcomes[f"{what} {more[0]}" if what == "error" else what] += 1
                 if what == "granted":
-                    beliefs[more[0]] = Belief(more[0], int(more[1]), now, now)
+                    beliefs[more[0]] = Belief(more[0], int(more[1]), math.inf, now)
             elif what == "lost":
                 findings.outcomes[what] += 1
             elif what == "end":
@@ -272,7 +273,8 @@ def find(folder, seen, ended, stops):
     findings.false_busy = findings.outcomes["false-busy"]
     findings.lost_updates = max(0, wrote - int((folder / "counter").read_text() or 0))
     held_until, fence = math.inf, -1
-    for one in sorted(beliefs.values(), key=lambda one: one.start):
+    held = [one for one in beliefs.values() if one.start < math.inf]
+    for one in sorted(held, key=lambda one: one.start):
         if held_until < math.inf:
             findings.overlaps += one.start < held_until
             # The threads ask again at once, so there is always somebody who waits.
