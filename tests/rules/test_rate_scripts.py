@@ -148,6 +148,15 @@ def test_the_start_of_a_burst_that_is_given_back_counts_no_more(server):
     assert left(server.start("e", burst=3)) == 1000
 
 
+def test_the_room_of_a_start_that_is_undone_is_given_back_too(server):
+    for who in "ab":
+        server.start(who, burst=2)
+    server.give_back_start("a")
+    last = {one: over for one, over in server.scores(KEYS.rate).items() if len(one) > 32}
+    made = server.us + 1_000_000
+    assert last == {f"1000000|2|{server.ms}|{lease_id('b')}|{made}|by-b": 0}
+
+
 # --- a start that is reserved, for a run that goes back to its broker ---------------------------
 
 
@@ -222,6 +231,20 @@ def test_a_late_one_without_room_queues_again_behind_all_others(server):
     assert float(over) == max(overs.values()) == overs[token("3")]
 
 
+def test_what_is_late_is_measured_by_two_intervals_if_they_are_longer(server):
+    server.start("f")
+    for who in "0123456789":
+        server.start(who, "reserve")
+    server.advance(5000)
+    assert server.start("4") == NOW
+    assert server.start("0") == NOW  # One more has room, though it is four seconds late.
+    assert server.start("2") == NOW  # It is on time, by two intervals.
+    word, over, ms, _, is_new = server.start("1", "queue")
+    assert (word, ms, is_new) == ("queued", 6000, 1)
+    members = server.scores(KEYS.rate)
+    assert [members[one] for one in members if one.startswith(token("1"))] == [float(over)] * 2
+
+
 def test_late_ones_take_no_room_from_those_that_are_on_time(server):
     reserve_ten(server)
     server.advance(600)
@@ -262,6 +285,28 @@ def test_a_clock_that_is_set_back_gives_no_burst_and_keeps_nobody_out(server):
     assert 0 < left(server.start("d", burst=3)) <= 5000
     server.advance(5000)
     assert server.start("d", burst=3) == NOW
+
+
+def test_waiters_are_told_if_a_clock_that_is_set_back_moves_their_starts(server):
+    server.start("a", burst=2)
+    for who in "bcd":
+        server.start(who, "queue", burst=2)
+    server.start("e", "reserve", burst=2)
+    server.listen(*"bcd")
+    server.set_back(3_600_000_000)
+    assert left(server.start("f", burst=2)) == 4000
+    assert [words for _, words in server.rung] == [
+        f"look {lease_id(who)} {ms}" for who, ms in zip("cd", (1000, 2000), strict=True)
+    ]
+
+
+def test_after_a_clock_was_set_back_the_room_for_late_ones_counts_as_used(server):
+    server.start("a")
+    server.set_back(3_600_000_000)
+    server.advance(left(server.start("b")))
+    assert server.start("b") == NOW
+    (last,) = [one for one, over in server.scores(KEYS.rate).items() if not over]
+    assert last.split("|")[4] == f"{server.us + 2_000_000}"
 
 
 def test_a_start_of_an_older_process_is_known_though_it_says_less(server):
