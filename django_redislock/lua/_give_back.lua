@@ -8,13 +8,9 @@ local function give_back(token, over, every)
   if over <= now then
     return -- since then the rate had its whole burst again, or others were late because of themselves
   end
-  if was_made then
-    local last, its_every, burst, at, id, owner, made = last_start()
-    if its_every then
-      made = digits(math.max(made - every, 0))
-      call('ZREM', RATE, last)
-      call('ZADD', RATE, 0, table.concat({ its_every, burst, at, id, made, owner }, '|'))
-    end
+  local _, _, _, _, _, _, made = last_start()
+  if was_made and made > now then
+    keep_made(made - every)
   end
 
   -- All starts behind it followed without a gap, since it is not over yet. Now they are scheduled anew: one that is not

@@ -21,6 +21,15 @@ local function last_start()
   return last, every, burst, at, id, owner or rest, tonumber(made or 0)
 end
 
+-- Keeps *made* with the last start.
+local function keep_made(made)
+  local last, every, burst, at, id, owner = last_start()
+  if every then
+    call('ZREM', RATE, last)
+    call('ZADD', RATE, 0, table.concat({ every, burst, at, id, digits(made), owner }, '|'))
+  end
+end
+
 -- Takes out the start of *token*, and its waiter if it has one.
 local function drop(token, over)
   for _, member in ipairs(call('ZRANGE', RATE, over, over, 'BYSCORE')) do

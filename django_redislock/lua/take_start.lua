@@ -61,7 +61,8 @@ end
 local may_be_late = math.max(2 * every, LATE)
 local _, _, _, _, _, last_owner, made = last_start()
 if made > now + burst * every + may_be_late then
-  made = now + burst * every -- the clock was set back, or starts were rarer before: the burst counts as used
+  made = now + burst * every + may_be_late -- the clock was set back, or starts were rarer before: all is used up
+  keep_made(made)
 end
 local room_in = made - (burst - 1) * every - may_be_late - now
 local known, over = token, call('ZSCORE', RATE, token)
@@ -93,9 +94,9 @@ if left <= 0 or was_made then
   if not is_new then
     drop(known, digits(over))
   end
-  call('ZREMRANGEBYSCORE', RATE, '-inf', digits(now - KEPT_FOR))
+  call('ZREMRANGEBYSCORE', RATE, '-inf', digits(now - math.max(KEPT_FOR, may_be_late)))
   if not was_made then
-    made = math.max(made, now) + every
+    over, made = math.max(over, now), math.max(made, now) + every -- a late one is known to its resends as long
   end
   add(digits(over), token, 0, table.concat({ every, burst, digits(milliseconds(us)), id, digits(made), owner }, '|'))
   return '0'
@@ -113,7 +114,7 @@ end
 if waits then
   return { 'queued', digits(over), left_ms, us, is_new and 1 or 0 }
 end
-if not is_new and mode ~= 'try' then
+if not is_new and mode == 'last' then
   give_back(known, over, every)
 end
 -- Changes nothing, but a server that accepts no writes refuses it: a former master must not say so.

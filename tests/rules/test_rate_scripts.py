@@ -170,6 +170,38 @@ def test_a_reserved_start_is_claimed_once_and_when_it_is_due(server):
     assert server.start("z", "reserve", claimed="b") == NOW
 
 
+def test_a_reserved_start_that_is_claimed_too_early_stays_reserved_however_often(server):
+    server.start("a")
+    server.start("b", "reserve")
+    server.start("c", "queue")
+    for claimed, who in ("bb", "bd", "dd", "de"):
+        assert left(server.start(who, "reserve", claimed=claimed)) == 1000
+    (last,) = [one for one, over in server.scores(KEYS.rate).items() if not over]
+    assert last.split("|")[4] == f"{server.us + 1_000_000}"  # Nothing was undone.
+    server.advance(1000)
+    assert server.start("x", "try", claimed="e") == NOW
+
+
+def test_a_late_start_is_known_to_its_resends_for_as_long_as_any(server):
+    server.start("f", every=60_000)
+    for who in "ab":
+        server.start(who, "reserve", every=60_000)
+    server.advance(60_000 + 60_000 + 9000)
+    assert [server.start(who, every=60_000) for who in "ab"] == [NOW] * 2
+    server.advance(KEPT_FOR - 1)
+    assert [server.start(who, every=60_000) for who in "ab"] == [NOW] * 2
+
+
+def test_a_waiter_that_is_less_than_two_intervals_late_keeps_its_start(server):
+    server.start("f", every=60_000)
+    for who in "ab":
+        server.start(who, "reserve", every=60_000)
+    server.advance(60_000 + 60_000 + 55_000)
+    assert server.start("b", every=60_000) == NOW
+    server.start("c", "queue", every=60_000)
+    assert server.start("a", every=60_000) == NOW
+
+
 def test_a_reserved_start_that_is_claimed_during_a_pause_delays_nobody(server):
     server.start("a")
     server.start("b", "reserve")
@@ -306,7 +338,19 @@ def test_after_a_clock_was_set_back_the_room_for_late_ones_counts_as_used(server
     server.advance(left(server.start("b")))
     assert server.start("b") == NOW
     (last,) = [one for one, over in server.scores(KEYS.rate).items() if not over]
-    assert last.split("|")[4] == f"{server.us + 2_000_000}"
+    assert last.split("|")[4] == f"{server.us + 3_000_000}"
+
+
+def test_a_clock_that_is_set_back_by_a_ms_lets_no_more_start(server):
+    server.start("f", every=100)
+    for who in "0123456789":
+        server.start(who, "reserve", every=100)
+    server.advance(1000)
+    answers = [server.start(who, every=100) for who in "987654x"]
+    server.set_back(2000)
+    server.advance(1)
+    answers += [server.start(who, every=100) for who in "9876543210yz"]
+    assert answers.count(NOW) == 12  # Six, which are resent.
 
 
 def test_a_start_of_an_older_process_is_known_though_it_says_less(server):
