@@ -5,7 +5,7 @@
 -- after the one before, or after now if that is later; and it is due *burst* times *every* before it is over.
 -- Waiters that come late would start together. So the same algorithm runs over the starts that were made, with as many
 -- more at once as are due in the time for which a waiter may be late: LATE, or twice *every* if that is longer. Those
--- that are later have half of it, so they take no room from those that are on time.
+-- that are later have half of it, and leave the other half to those that are on time.
 --
 -- ARGV  token, id, claimed, mode, patience, every, burst, owner, channel
 --       claimed: the token by which an earlier acquire of this task run has reserved a start, or ''
