@@ -6,7 +6,8 @@
 --          every "|" burst "|" when(ms) "|" id "|" made "|" owner
 --          every: us between two starts; burst: how many may come at once; made: when the starts that were made are over
 --          (us), each *every* after it was made, or after the one before if that is later
--- A start is due *burst* times *every* before it is over. It stays for KEPT_FOR after that, so a resend finds it.
+-- A start is due *burst* times *every* before it is over. It stays for KEPT_FOR after that, so a resend finds it;
+-- longer if its waiter may be later.
 
 local KEPT_FOR = 5000000 -- us; the same as LONGEST_OPERATION in rules/options.py
 local LAST = '^(%d+)|(%d+)|(%d+)|(%x+)|(.*)$'

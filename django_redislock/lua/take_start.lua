@@ -40,7 +40,6 @@ local busy_until = tonumber(call('ZREVRANGE', RATE, 0, 0, 'WITHSCORES')[2] or 0)
 if busy_until > now and busy_until - now > call('ZCARD', RATE) * every then
   -- All starts together cannot take so long: the clock was set back, or starts were rarer before. Move them, and
   -- ring their waiters: a late one would start together with the next.
-  -- include _ring
   local members, starts = call('ZRANGE', RATE, 1, '+inf', 'BYSCORE', 'WITHSCORES'), 0
   for i = 1, #members, 2 do
     starts = starts + (#members[i] == 32 and 1 or 0)

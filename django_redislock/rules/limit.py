@@ -119,7 +119,7 @@ class Rate(_Named):
 
     In any time there are at most *burst* starts, and one more for each part of it in which one is
     due: ``"100/m"`` makes one due each 0.6 s. A start may be half a second late, or two intervals
-    if that is longer; so many more may come together. It is not given back at the end of the work.
+    if that is longer, so as many more may come together. The end of the work gives no start back.
 
     Attributes:
         name: The name of the rate. Above a function it is a format string over its arguments.
