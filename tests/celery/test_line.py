@@ -1,6 +1,7 @@
 """The line of deferred runs: who comes back when, and that the lock is not idle meanwhile."""
 
 import json
+import random
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -98,11 +99,13 @@ def test_a_time_limit_is_not_used_up_by_waiting(own_stage, limits, allowed):
 
 
 @pytest.mark.parametrize("bound", ["until", "expires"])
-def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(own_stage, bound):
+def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(own_stage, monkeypatch, bound):
     task, began = own_stage.task("retrying"), time.time()
     end = datetime.fromtimestamp(began + 40, UTC)
     expires = end.isoformat() if bound == "expires" else None
     for number in range(20):
+        if number == 19:
+            monkeypatch.setattr(random, "uniform", max)  # The latest that there may be.
         task.push_request(id=f"call-{number}", called_directly=False, args=("a",), expires=expires)
         try:
             until = end.timestamp() if bound == "until" else None
@@ -112,7 +115,7 @@ def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(own_stage, bo
     messages = map(json.loads, own_stage.redis.lrange("celery", 0, -1))
     back = [datetime.fromisoformat(message["headers"]["eta"]) for message in messages]
     assert len(back) == 20
-    assert max(back) <= end
+    assert max(back) < end - timedelta(seconds=1)  # The broker and the worker are late by a little.
     assert min(back) > datetime.fromtimestamp(began + 20, UTC)
     assert max(back) - min(back) > timedelta(seconds=2)
 
