@@ -461,7 +461,7 @@ class JobRun:
                 ago = ago if cooling else None
                 left = found.expires_in if cooling or found.of_rate else None
         if ago is not None:
-            known["ago"] = round(ago, 3)
+            known["ago"] = ago = round(ago, 3)
             says += f", {duration(ago)} ago"
         if left is not None:
             known["expires_in"] = round(left, 3)

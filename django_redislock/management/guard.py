@@ -193,10 +193,11 @@ def _parents() -> list[tuple[int, int]]:
     with suppress(OSError):
         if Path("/proc/self").readlink().name != str(os.getpid()):
             return []  # Of another PID namespace: its numbers mean other processes.
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # It has ended meanwhile.
-            _, parent = stat.read_text(errors="replace").rpartition(") ")[2].split()[:2]
-            found.append((int(stat.parent.name), int(parent)))
+            stat = (process / "stat").read_text(errors="replace")
+            _, parent = stat.rpartition(") ")[2].split()[:2]
+            found.append((int(process.name), int(parent)))
     if found:
         return found
     try:

@@ -1,5 +1,6 @@
 """A program run as if this process were it: signals, exit statuses, and whose end ends whom."""
 
+import errno
 import os
 import select
 import signal
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from django_redislock.management import guard
 from django_redislock.management.guard import PASSED_ON
 from django_redislock.management.run import Child, cannot_run
 from tests import ROOT
@@ -247,6 +249,21 @@ def test_who_ends_us_by_a_signal_ends_what_the_program_leaves_behind(start, numb
     process.send_signal(number)
     wait_for_the_last_of(process)
     assert process.wait(HUNG) == 128 + number
+
+
+def test_a_process_that_ends_while_the_guard_looks_around_does_not_end_the_guard(monkeypatch):
+    def end(path, *_, **__):  # As Linux says it when the process ends at that very moment.
+        if str(path) not in {"/proc", "/proc/self"} and str(path).startswith("/proc/"):
+            raise ProcessLookupError(errno.ESRCH, "No such process", str(path))
+        return stat(path)
+
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", end)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            assert child.pid in guard._descendants()
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.2])
