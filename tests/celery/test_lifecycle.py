@@ -6,7 +6,6 @@ docs/celery.md has a table of the ends and of what comes of each: here each of i
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from billiard.exceptions import WorkerLostError
@@ -16,6 +15,7 @@ from tests import ROOT
 from tests.celery.project import LOST_SOON, PATIENCE, SOON
 from tests.support.faults import slack
 from tests.support.others import waiters
+from tests.support.processes import runs
 from tests.support.waiting import HUNG, wait_until
 
 pytest_plugins = ["tests.celery.project.stage"]
@@ -104,7 +104,7 @@ def test_life_cycle(own_stage, name, free, started, done):
     def ended():
         """Whether the process that ran the body is gone, or the body has."""
         counts = (own_stage.count(key, event) for event in ("end", "interrupted"))
-        return not _runs(pid) or any(counts)
+        return not runs(pid) or any(counts)
 
     def free_again():
         lock = held.get(key)
@@ -133,13 +133,6 @@ def test_life_cycle(own_stage, name, free, started, done):
     own_stage.open_gate(key)
     with distributed_lock(key, wait=HUNG):
         pass
-
-
-def _runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # It may go while it is looked at.
-        return False
 
 
 def test_a_child_that_is_killed_frees_its_permit_and_no_other(own_stage):

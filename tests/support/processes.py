@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from tests import ROOT
 from tests.support.nursery import environment_for, start_python
@@ -141,6 +142,15 @@ def _pipe():
     """The end to read from, and the one to write to."""
     reads, writes = os.pipe()
     return os.fdopen(reads, "rb", buffering=0), os.fdopen(writes, "wb", buffering=0)
+
+
+def runs(pid):
+    """Whether there is such a process, other than as a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # It may go while it is looked at.
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def python(*arguments, cwd=ROOT, env=None, timeout=HUNG):

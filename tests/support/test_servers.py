@@ -10,20 +10,11 @@ import pytest
 import redis
 
 from tests.support.matrix import everywhere
-from tests.support.processes import hear, say
+from tests.support.processes import hear, runs, say
 from tests.support.servers import Server, ServerStartError, binary
 from tests.support.waiting import await_until, eventually, wait_until
 
 pytestmark = everywhere
-
-
-def runs(pid):
-    """Is there such a process, other than as a zombie?"""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text()
-        return state.rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def can_shift_clocks():
