@@ -68,10 +68,12 @@ def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_
         rows.all().delete()
         runs.all().delete()
 
+    named = set()
     if is_found:
         signals.lock_acquired.connect(complete)
+        named = {"Handle.undo begins"}
     try:
-        places, orphaned = sweep(task, locks, prepare, named=["Handle.undo begins"] * is_found)
+        places, orphaned = sweep(task, locks, prepare, named=named)
     finally:
         signals.lock_acquired.disconnect(complete)
     assert ("Handle.undo begins" in places) == is_found

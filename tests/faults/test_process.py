@@ -209,7 +209,10 @@ def steps(named):
 
 
 def interrupted(use, named=()):
-    """Interrupt *use* at each place in turn, and tell where it was; the last time it is let be."""
+    """Interrupt *use* at each place in turn, and tell where it was; the last time it is let be.
+
+    See steps() for *named*.
+    """
     for step, only in steps(named):
         with InterruptAt(step, only) as interruption:
             use()
@@ -239,7 +242,7 @@ def sweep(use, locks, prepare, names=(NAME,), permit=1, named=()):
     """Interrupt *use* at each place in turn. Returns all, and those that left the lock taken.
 
     Each time in a context of its own: who is interrupted while it resets a context variable leaves
-    it set for whatever this thread does next.
+    it set for whatever this thread does next. See steps() for *named*.
     """
     places, orphaned = set[str](), set[str]()
     # Twice: a confirmation is sent in full at first, and by its SHA from then on. What is cached is
@@ -436,10 +439,10 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(one, locks, databases):
         use = (lambda: runner.run(one.work())) if is_async else one.work
         # By a connection: one that was interrupted is given up.
         prepare = partial(locks.configure, TTL=30) if one.dials else use
-        named = one.places - {"the watchdog"}
+        named = one.places - {"the watchdog"}  # It comes in by one of its methods.
         places, orphaned = sweep(use, locks, prepare, one.names, one.limit, named)
         if any(place.startswith("Watchdog.") for place in places):
-            places.add("the watchdog")
+            places.add("the watchdog")  # A run that is longer than others may pass one over.
         assert one.places <= places
         assert orphaned <= one.too_early
         use()  # No connection was lost on the way.
