@@ -22,6 +22,10 @@ from tests.support import guardian
 from tests.support.servers import tied_to_us
 from tests.support.waiting import HUNG, wait_until
 
+# Seconds that one may take to start. RabbitMQ needs eight of a processor, which on a busy machine
+# come to more than a minute.
+STARTS_WITHIN = 3 * HUNG
+
 
 class RunServer(ABC):
     """A server in a folder of its own, whose files say how to reach it."""
@@ -69,7 +73,7 @@ class RunServer(ABC):
             assert guardian.ENDED not in self.log, self.log
             return self.ready in self.log
 
-        wait_until(is_ready, HUNG, f"{self.name} answers")
+        wait_until(is_ready, STARTS_WITHIN, f"{self.name} answers")
 
 
 class RunServers:
