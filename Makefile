@@ -22,7 +22,7 @@ SEED ?= 1
 # of which each process takes six seconds or more to collect the tests; and on busy processors, short
 # leases would be lost. A process that has nothing left to do takes over tests from the one that has
 # most.
-JOBS ?= 13
+JOBS ?= 10
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 --durations-min 5
 # These keep a processor busy. So they run by themselves, in fewer processes.
