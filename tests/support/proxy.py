@@ -426,8 +426,8 @@ class _Link:
         """Do a command's "before" action and send it on; False ends the connection."""
         if command.action == "hold":
             self.holds.set()
-        if command.action in BEFORE:
-            self._proxy.acts(command)
+        if command.action in BEFORE - {"hang_before"}:
+            self._proxy.acts(command)  # First: the client may see at once what is done.
         match command.action:
             case "cut_before":
                 self._wait_answered()
@@ -436,6 +436,7 @@ class _Link:
             case "hang_before":
                 self._wait_answered()
                 self._silent = True
+                self._proxy.acts(command)  # Whoever waits for that relies on the silence.
                 return True
             case "delay":
                 self._over.wait(command.seconds)
