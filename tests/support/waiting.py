@@ -2,7 +2,8 @@
 
 A long timeout costs nothing when the condition comes true; a short one fails on a busy machine. So
 there is one for all that a test waits for, HUNG, whether it polls, joins a thread or runs a
-program. A shorter one is for what would come true by itself later, as when a lease expires.
+program. A shorter one is for what would come true by itself later, as when a lease expires; a
+longer one for servers that take seconds of a processor to start (run_servers.py).
 """
 
 import asyncio
