@@ -42,6 +42,18 @@ def wait_until_put_off(stage, task_id, key, times=1):
     stage.wait_for_log(f"[{task_id}]: lock {key!r} is busy", times)
 
 
+def wait_until_concluded(key):
+    """Return once no run has the lock: its body has ended before.
+
+    Until then, another call of the run's id is put off.
+    """
+
+    def concluded():
+        return not held.record(key).under_way
+
+    wait_until(concluded, PATIENCE, f"no run of {key} is under way", every=0.02)
+
+
 def wait_for_end_as_duplicate(stage, sent, count=1):
     """Return once this many deliveries have ended without a result, and not to come back."""
 
@@ -202,6 +214,7 @@ class TestAnotherCall:
             for times in range(permits):
                 cooling.apply_async((key,), task_id=nightly)
                 stage.wait_for(key, "end", times + 1)
+                wait_until_concluded(key)
             cooling.apply_async((key,), task_id=nightly)
             stage.wait_for_log(f"{nightly}]: lock {key!r} is")
             record = held.record(key)
