@@ -299,6 +299,7 @@ def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(loc
         most = max(most, connections())
     for worker in workers:
         worker.result()
+    most = max(most, connections())  # They are kept. In the loop, there may have been no look.
     assert 2 <= most <= limit
 
 
