@@ -328,6 +328,8 @@ class JobRun:
 
     def ends_replaced(self, error: Exception) -> bool:
         """Whether *error* says no more than that the run is replaced."""
+        if isinstance(error, ExceptionGroup):  # Of an asyncio.TaskGroup, say.
+            return all(map(self.ends_replaced, error.exceptions))
         return isinstance(error, LockLost | StaleFence) and error.name == self.name
 
     async def _aattempt(self, body: Callable[..., Awaitable[Any]]) -> Outcome:
@@ -342,12 +344,18 @@ class JobRun:
                 if isinstance(outcome, Lease):
                     if self.options.lock.replace:
                         locks.enter_context(told_when_replaced(outcome))
-                    return Ran(await self._arun_body(body, outcome))
+                    try:
+                        return Ran(await self._arun_body(body, outcome))
+                    except Exception as error:
+                        if self._replaced(error):
+                            await self._aforget_start()  # Before the newer call begins.
+                        raise
                 return outcome
         except Exception as error:
             if (found := self._replaced(error)) is None:
                 raise
-            await self._aforget_start()
+            if self.ending != "lost":
+                await self._aforget_start()
             return found
 
     def run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:

@@ -1,5 +1,6 @@
 """on_conflict="replace": the newest call wins, and each older one hears of it at once."""
 
+import asyncio
 import threading
 import time
 
@@ -7,6 +8,7 @@ import pytest
 from django.contrib.auth.models import Group
 
 from django_redislock import (
+    LockLost,
     LockUnavailable,
     Skipped,
     distributed_lock,
@@ -26,18 +28,22 @@ pytestmark = pytest.mark.usefixtures("locks")
 class Calls:
     """Calls of one job in threads, whose bodies say what they meet."""
 
-    def __init__(self, body, **options):
+    def __init__(self, body, *, is_async=False, **options):
         self.told, self.begun, self.results = {}, {}, {}
         self.ended_as, self.threads = [], []
 
-        @single_instance("search", on_conflict="replace", **{"ttl": 2, **options})
         def search(number):
             lease = current_lease()
             self.begun[number] = lease.fence
             lease.on_lost(lambda lost: self.told.setdefault(number, (time.monotonic(), lost)))
             return body(number, lease)
 
-        self.search = search
+        async def asearch(number):
+            return await asyncio.to_thread(search, number)
+
+        decorated = single_instance("search", on_conflict="replace", **{"ttl": 2, **options})
+        job = decorated(asearch if is_async else search)
+        self.search = (lambda number: asyncio.run(job(number))) if is_async else job
 
     def call(self, number):
         def run():
@@ -93,8 +99,9 @@ def first_under_way(replace_within=10):
     return calls, ends
 
 
-def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it(locks):
-    calls = Calls(looks, replace_within=8)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it(locks, is_async):
+    calls = Calls(looks, is_async=is_async, replace_within=8)
     calls.begin(1)
     await_listening(locks)
     asked = time.monotonic()
@@ -113,6 +120,22 @@ def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it(locks)
     assert record.last_skip.by == str(record.last_success.owner)
     assert (record.last_failure, record.last_unended) == (None, None)
     assert [one.ended for one in held.detail("search").past] == ["replaced", "done"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_group_of_parts_is_replaced_unless_one_of_them_has_failed_otherwise(fails):
+    def body(number, lease):
+        try:
+            return looks(number, lease)
+        except LockLost as lost:
+            raise ExceptionGroup("parts", [lost, ValueError()] if fails else [lost, lost]) from None
+
+    calls = Calls(body, is_async=True, replace_within=8)
+    calls.begin(1)
+    calls.call(2)
+    results = calls.join()
+    assert isinstance(results[1], ExceptionGroup if fails else Skipped)
+    assert (held.record("search").last_skip is None) == fails
 
 
 def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before(locks):
