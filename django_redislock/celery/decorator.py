@@ -193,8 +193,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         epoch. Default: now.
         """
         name = self._naming(tuple(args), kwargs) if self._naming else self._own_name
-        options = self.single_instance_options
-        return name if options.once_per is None else options.in_period(name, at)
+        return self.single_instance_options.in_period(name, at)
 
     def AsyncResult(self, task_id: str, **how: Any) -> Result:  # noqa: N802 # Celery's name
         """As Celery's; with unique_queued, delay() returns one that tells of its call."""

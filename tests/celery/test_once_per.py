@@ -20,6 +20,7 @@ from django_redislock.celery import SingleInstanceTask
 from django_redislock.celery.checks import check_tasks
 from django_redislock.celery.message import HEADER, carried
 from tests.support.celery_app import EAGER, celery_app
+from tests.support.stored import keys_of
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -68,6 +69,17 @@ def test_the_work_of_a_day_is_done_once_whoever_comes_later_or_failed_before():
     assert (skipped["skipped"], skipped["lock"]) == ("done", "draw" + TODAY)
     assert called(draw, NOON + DAY) is None
     assert runs == ["draw" + TODAY, "draw" + TODAY, "draw:2026-11-29"]
+
+
+@pytest.mark.parametrize(("options", "seconds"), [({}, 2 * DAY), ({"once": DAY}, DAY)])
+def test_a_success_is_remembered_a_day_longer_than_its_period_or_as_long_as_once_says(
+    locks, options, seconds
+):
+    draw, _ = once_a_day(**options)
+    assert isinstance(called(draw, NOON), ValueError)
+    assert called(draw, NOON) is None
+    remembered = locks.redis.pttl(keys_of(locks, "draw" + TODAY).done) / 1000
+    assert seconds - 60 < remembered <= seconds
 
 
 def test_a_period_counts_by_the_time_zone_of_the_project(settings):

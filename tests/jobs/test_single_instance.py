@@ -27,6 +27,7 @@ from django_redislock import (
     LockMisuse,
     LockTimeout,
     LockUnavailable,
+    Rate,
     Skipped,
     distributed_lock,
     held,
@@ -166,6 +167,8 @@ def test_an_object_without_a_name_of_its_own_needs_one_given(made, shared):
             decorator(made)
     assert single_instance("export")(made).lock_name() == "export"
     assert single_instance(limits=[Limit("export", 2)])(made).lock_name() == "export"
+    # Of one permit, nobody sees the number.
+    assert single_instance(limits=[Limit("export#2", 1)])(made).lock_name() == "export#2"
 
 
 SCRIPT = """
@@ -173,15 +176,21 @@ import multiprocessing, sys
 from django.conf import settings
 settings.configure()
 from django_redislock import single_instance
+from django_redislock.jobs.decorator import full_name
 
 @single_instance
 def main(): ...
+
+class Export:
+    def __call__(self): ...
 
 def tell():
     print(main.lock_name(), flush=True)
 
 if __name__ == "__main__":
     tell()
+    if "object" in sys.argv:
+        print(full_name(Export()))
     if "spawn" in sys.argv:
         child = multiprocessing.get_context("spawn").Process(target=tell)
         child.start()
@@ -202,7 +211,7 @@ def test_scripts_with_functions_of_one_name_have_locks_of_their_own(tmp_path):
         return python(*command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}).stdout.split()
 
     assert said("shop/nightly.py", "spawn") == 2 * ["nightly.main"]
-    assert said("shop/weekly.py") == ["weekly.main"]
+    assert said("shop/weekly.py", "object") == ["weekly.main", "weekly.Export"]
     assert said("-m", "shop.nightly", "spawn") == 2 * ["shop.nightly.main"]
     assert said("-c", "from shop import nightly; nightly.tell()") == ["shop.nightly.main"]
     assert said("-c", SCRIPT) == ["__main__.main"]
@@ -237,6 +246,7 @@ def test_what_comes_during_a_run_is_skipped_and_everybody_is_told(redislock, cap
     said = vars(line)
     assert (said["lock"], said["reason"]) == ("import:eu", "busy")
     assert (said["job"], said["alias"]) == (NAME, "default")
+    assert 0 <= said["waited"] < HUNG
     assert line.data == skipped
     assert line.getMessage().startswith(f"Skipped {NAME}: lock 'import:eu' is busy")
 
@@ -262,6 +272,7 @@ def told():
 def test_the_beginning_and_the_end_of_each_run_are_told(redislock, told, is_async):
     run = job("import:{source}", is_async=is_async)
     assert run("eu") == "import:eu"
+    assert current_lease() is None
     started, ended = told
     assert (started["is_held"], ended["is_held"]) == (True, False)
     assert started["lease"] is ended["lease"]
@@ -325,8 +336,10 @@ def test_a_coroutine_that_is_closed_outside_of_its_task_raises_nothing_else(redi
 
     loading = load()
     contextvars.Context().run(asyncio.run, begin())
-    loading.close()  # An error of ours would be raised here.
+    with heard(signals.run_ended) as ends:
+        loading.close()  # An error of ours would be raised here.
     assert [type(error) for error in seen] == [GeneratorExit]
+    assert not ends  # No receiver can be awaited any more.
 
 
 @blocking_or_not
@@ -681,6 +694,8 @@ def run_as_job(**options):
         ({"limit": 2, "limits": [Limit("import", 2)]}, "limits"),
         ({"once": 60, "limits": [Limit("import", 2)]}, "limits"),
         ({"limits": []}, "at least one Limit"),
+        ({"limits": [Rate("mail", "10/s")], "ttl": 5}, "ttl has no effect"),
+        ({"atomic": True, "on_unavailable": "run"}, "exclude each other"),
     ],
 )
 def test_an_option_is_checked_wherever_it_is_written(redislock, make, options, says):
@@ -752,5 +767,7 @@ def test_a_function_that_returns_work_still_to_do_has_failed(redislock, kind, ma
 def test_run_job_refuses_work_that_would_run_after_its_call(redislock, body, says):
     with pytest.raises(TypeError, match=says):
         run_job("backup.sh", "backup", body)
+    with pytest.raises(TypeError, match=r"on_conflict cannot be generate\(\)"):
+        run_job("backup.sh", "backup", pytest.fail, JobOptions(on_conflict=generate))
     record = held.record("backup")
     assert record is None or record.last_success is None
