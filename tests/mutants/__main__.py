@@ -75,6 +75,10 @@ OF_TASKS = of(
     only="test",
     processes=4,
 )
+OF_JOBS = of("jobs", "celery/test_once_per", only="test", processes=4)
+# Not on PostgreSQL, which does not start in such a copy.
+OF_EFFECTS = of("effects", "celery/test_explain", only="test and not postgres", processes=2)
+OF_CELERY = of("celery", only="test and not postgres", processes=6)
 OF_SCRIPTS = of(
     *(f"rules/test_{name}_scripts" for name in ("lock", "permit", "task", "rate", "replacing")),
     "contract/test_replicas",
@@ -97,6 +101,8 @@ ROOMS = {
     "backends/redis/checking.py": (OF_SETTINGS, ON_ONE_SERVER),
     "backends/redis/without_scripts.py": (WITHOUT_SCRIPTS, ON_ONE_SERVER),
     "backends/redis/*.py": (ON_ONE_SERVER, OF_CONNECTIONS, ON_SERVERS),
+    "jobs/*.py": (OF_JOBS, OF_EFFECTS, OF_CELERY),
+    "celery/*.py": (OF_CELERY, OF_JOBS),
 }
 LIMITS = (*("--timeout", "40"), *("-p", "no:randomly"), *("-p", "no:cacheprovider"), "-n0", "-s")
 
