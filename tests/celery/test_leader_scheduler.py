@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery.beat import PersistentScheduler, Scheduler, SchedulingError
-from celery.schedules import crontab, schedule
+from celery.schedules import crontab, schedstate, schedule
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import held, task_runs
@@ -241,6 +241,27 @@ def test_a_leader_whose_clock_was_ahead_silences_no_other_and_its_noon_is_not_se
     assert sent["at noon"] == 0
     clock.advance(days=1)
     assert "at noon" in tick(second)
+
+
+class Untold(schedule):
+    """Says only whether it is due, and not when it will be."""
+
+    def is_due(self, last_run_at):
+        return schedstate(is_due=clock.now() - last_run_at >= self.run_every, next=60)
+
+    def remaining_estimate(self, last_run_at):
+        raise NotImplementedError
+
+
+def test_a_schedule_that_tells_no_due_time_is_sent_and_holds_up_no_others(app):
+    with_entries(app, untold=Untold(600, nowfun=clock.now))
+    first = leading(app)
+    assert sorted(tick(first)) == ["hourly", "untold"]
+    end(first)
+    second = beat(app)
+    assert tick(second) == []
+    clock.advance(hours=1)
+    assert sorted(tick(second)) == ["hourly", "untold"]
 
 
 def test_after_the_clock_was_set_back_entries_are_sent_again_soon_but_noon_only_once(
