@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from django.contrib.auth.models import Group
@@ -13,16 +14,21 @@ from django_redislock import (
     Skipped,
     distributed_lock,
     held,
+    signals,
     single_instance,
+    task_runs,
 )
 from django_redislock.jobs import current_lease
 from django_redislock.jobs.replaced import _stand_by
 from django_redislock.rules.lease_state import drift
 from django_redislock.rules.steps import Answer
+from tests.support.hearing import heard
 from tests.support.stored import keys_of
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("locks")
+
+blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 class Calls:
@@ -84,7 +90,7 @@ def looks(number, lease):
     return number
 
 
-def first_under_way(replace_within=10):
+def first_under_way(replace_within=10, **options):
     """Calls of which the first has begun, and looks at nothing until the event."""
     ends = threading.Event()
 
@@ -94,12 +100,12 @@ def first_under_way(replace_within=10):
             calls.ended_as.append(lease.held)
         return number
 
-    calls = Calls(body, replace_within=replace_within)
+    calls = Calls(body, replace_within=replace_within, **options)
     calls.begin(1)
     return calls, ends
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@blocking_or_not
 def test_a_body_that_looks_is_told_at_once_and_the_newest_call_follows_it(locks, is_async):
     calls = Calls(looks, is_async=is_async, replace_within=8)
     calls.begin(1)
@@ -138,17 +144,42 @@ def test_a_group_of_parts_is_replaced_unless_one_of_them_has_failed_otherwise(fa
     assert (held.record("search").last_skip is None) == fails
 
 
-def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before(locks):
-    calls, ends = first_under_way(replace_within=1)
+@blocking_or_not
+def test_a_run_that_is_told_forgets_its_start_before_the_newer_call_begins(monkeypatch, is_async):
+    name = "aforget_start" if is_async else "forget_start"
+    forget, began_before = getattr(task_runs, name), []
+
+    def forgetting(*args, **how):
+        with suppress(AssertionError):
+            wait_until(lambda: 2 in calls.begun, timeout=0.5)
+        began_before.append(2 in calls.begun)
+        return forget(*args, **how)
+
+    monkeypatch.setattr(task_runs, name, forgetting)
+    calls = Calls(looks, is_async=is_async, replace_within=8)
+    calls.begin(1)
+    calls.call(2)
+    assert calls.join()[2] == 2
+    assert began_before == [False]
+
+
+@blocking_or_not
+def test_a_body_that_does_not_look_loses_its_lease_after_its_time_and_not_before(locks, is_async):
+    calls, ends = first_under_way(replace_within=1, is_async=is_async)
     await_listening(locks)
     asked = time.monotonic()
     calls.begin(2)
     assert 0.9 < time.monotonic() - asked < 2
-    ends.set()
-    results = calls.join()
+    with heard(signals.run_ended) as told:
+        wait_until(lambda: 2 in calls.results)
+        ends.set()
+        results = calls.join()
     assert results[1]["skipped"] == "replaced"
     assert calls.ended_as == [False]
     assert results[2] == 2
+    assert [one["outcome"] for one in told][-1] == "lost"
+    record = held.record("search")
+    assert (record.last_failure, record.last_unended) == (None, None)
 
 
 def test_a_holder_that_hears_nothing_and_renews_all_the_same_loses_its_lease_too(monkeypatch):
