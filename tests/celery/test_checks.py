@@ -4,6 +4,7 @@ import inspect
 import os
 
 import pytest
+from django.core.checks import ERROR
 from django.core.management import call_command
 
 from django_redislock import Rate
@@ -34,6 +35,7 @@ def check():
             one for one in check_tasks(None) if name in one.msg or one.msg.startswith("worker_pool")
         ]
         assert all(one.hint for one in messages)
+        assert all((one.level == ERROR) == (".E" in one.id) for one in messages)
         return [str(one.id).removeprefix("django_redislock.") for one in messages]
 
     with celery_app(broker_url="redis://", result_backend="cache+memory://") as app:
@@ -64,7 +66,7 @@ LONG = {"visibility_timeout": 9000}
         (tidy, {"broker_transport_options": LONG}, {**LATE, "max_hold": 7200}, []),
         (tidy, {}, {"time_limit": 600, "max_hold": 300}, ["W052"]),
         (tidy, {}, {"time_limit": 300, "max_hold": 600}, []),
-        (tidy, {}, {"on_conflict": "wait", "wait": 30}, []),
+        (tidy, {}, {"on_conflict": "wait", "wait": 60}, []),
         (tidy, {}, {"on_conflict": "wait", "wait": 90}, ["W053"]),
         (tidy, {"result_backend": None}, {"acks_late": True}, ["W054"]),
         (tidy, {"result_backend": "rpc://"}, {"acks_late": True}, ["W054"]),
@@ -155,6 +157,7 @@ def test_a_table_that_a_task_with_atomic_lacks_is_an_error_of_a_deployment(
     found = [one for one in check_tables(None, [database]) if "checked.tidy" in one.msg]
     assert [one.id for one in found] == ["django_redislock.E053"] * len(missing)
     for one, table in zip(found, missing, strict=True):
+        assert one.level == ERROR
         assert f"has no table of {table}. Run `manage.py migrate" in one.msg
 
 
