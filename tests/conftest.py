@@ -93,6 +93,10 @@ class Locks:
         """Return all keys of this test, by a connection of our own."""
         return sorted(self.redis.scan_iter(match=f"{self.prefix}*", count=1000))
 
+    def connections(self):
+        """Return how many connections there are of this test, whose client_name is the prefix."""
+        return sum(one["name"] == self.prefix for one in self.redis.client_list())
+
     def without_ttl(self):
         """Return the keys that would stay for ever."""
         return [key for key in self.keys() if self.redis.pttl(key) == -1]

@@ -594,9 +594,6 @@ async def test_a_held_lease_stays_with_the_backend_that_granted_it(way, place):
 @everywhere
 @both_ways
 async def test_the_connections_of_a_forgotten_setting_are_closed(way, locks):
-    def connections():
-        return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
-
     locks.configure(OPTIONS={"client_name": locks.prefix})
     lock = distributed_lock("lottery", ttl=6)
     assert await way.acquire(lock)
@@ -607,4 +604,4 @@ async def test_the_connections_of_a_forgotten_setting_are_closed(way, locks):
     await way.release(lock)
     # That of the loop closes with it.
     left = 0 if way.name == "sync" else 1
-    await way.until(lambda: connections() == left)
+    await way.until(lambda: locks.connections() == left)

@@ -335,19 +335,11 @@ def test_more_threads_than_connections_share_them_safely_and_starve_nobody(
             with distributed_lock(name) as lease:
                 assert is_held_by(locks, lease)
 
-    most = 0
-
-    def connections():
-        nonlocal most
-        clients = [client["name"] for client in locks.redis.client_list()]
-        most = max(most, clients.count(locks.prefix))
-        return most
-
     with distributed_lock(f"{NAME}-0"):  # Else all may have ended before they are seen.
         works = [in_thread(partial(work, f"{NAME}-{number % names}")) for number in range(threads)]
-        wait_until(lambda: connections() > 1)
+        most = wait_until(lambda: (seen := locks.connections()) > 1 and seen)
     while not all(one.done() for one in works):
-        connections()
+        most = max(most, locks.connections())
         time.sleep(0.005)
     for one in works:
         one.result(0)

@@ -290,16 +290,13 @@ def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(loc
                 fences.append(lease.fence)
         assert fences == sorted(set(fences))
 
-    def connections():
-        return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
-
     workers = [in_thread(partial(work, f"lottery:{number}")) for number in range(threads)]
     most = 0
     while not all(worker.done() for worker in workers):
-        most = max(most, connections())
+        most = max(most, locks.connections())
     for worker in workers:
         worker.result()
-    most = max(most, connections())  # They are kept. In the loop, there may have been no look.
+    most = max(most, locks.connections())  # They are kept; the loop may not have looked.
     assert 2 <= most <= limit
 
 

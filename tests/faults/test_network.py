@@ -398,9 +398,6 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(caller, locks, look_ups):
     def dialing():
         return [one for one in threading.enumerate() if one.name == "redislock-dial"]
 
-    def connections():
-        return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
-
     with takes(at_most=2 * PATIENCE + MANY):
         futures = [caller.begin(distributed_lock(f"{NAME}-{n}")) for n in range(20)]
         for future in futures:
@@ -412,7 +409,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(caller, locks, look_ups):
         pass
     wait_until(lambda: not dialing())
     backends.reset()  # Closes what pool and watchdog have; a loop keeps one until it ends.
-    wait_until(lambda: connections() <= 1, message="no late dial has left a connection")
+    wait_until(lambda: locks.connections() <= 1, message="no late dial has left a connection")
 
 
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])

@@ -29,6 +29,7 @@ from tests.support.celery_app import EAGER, celery_app
 from tests.support.interrupts import alarm
 from tests.support.others import add_rival, rival
 from tests.support.waiting import wait_until
+from tests.support.ways import blocking_or_not
 
 HUNG = 10.0
 NOBODY = "http://127.0.0.1:1/nightly"  # Nothing listens there.
@@ -141,9 +142,6 @@ def job(is_async=False, **options):
 def fail(run):
     with pytest.raises(ZeroDivisionError):
         run(ZeroDivisionError("secret"))
-
-
-blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 @blocking_or_not

@@ -25,10 +25,9 @@ from django_redislock.rules.steps import Answer
 from tests.support.hearing import heard
 from tests.support.stored import keys_of
 from tests.support.waiting import wait_until
+from tests.support.ways import blocking_or_not
 
 pytestmark = pytest.mark.usefixtures("locks")
-
-blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 class Calls:

@@ -46,10 +46,10 @@ from tests.support.faults import in_fork
 from tests.support.hearing import heard
 from tests.support.processes import python
 from tests.support.waiting import HUNG
+from tests.support.ways import blocking_or_not
 
 OTHER = "another-host:1 simulated"
 
-blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 each_kind = pytest.mark.parametrize("kind", ["function", "coroutine function", "task"])
 
 

@@ -102,7 +102,7 @@ ROOMS = {
     "backends/redis/without_scripts.py": (WITHOUT_SCRIPTS, ON_ONE_SERVER),
     "backends/redis/*.py": (ON_ONE_SERVER, OF_CONNECTIONS, ON_SERVERS),
     "jobs/*.py": (OF_JOBS, OF_EFFECTS, OF_CELERY),
-    "celery/*.py": (OF_CELERY, OF_JOBS),
+    "celery/*.py": (OF_CELERY, OF_JOBS, OF_EFFECTS),
 }
 LIMITS = (*("--timeout", "40"), *("-p", "no:randomly"), *("-p", "no:cacheprovider"), "-n0", "-s")
 

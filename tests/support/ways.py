@@ -338,3 +338,7 @@ def pytest_runtest_call():
         thread.join(HUNG)
         assert not thread.is_alive(), "the test has left a thread behind"
     return result
+
+
+# Whether a job is a coroutine function.
+blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
