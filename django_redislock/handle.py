@@ -572,11 +572,9 @@ class Handle:
         backend.leases.discard(lease)
         # A renewed lease has a beginning in the timeline, so it must have an end.
         noted = lease.renewals or now - lease.granted_at >= NOTED_FROM
-        # It is no failure; JobRun notes what became of it.
-        is_replaced = lease.replaced_by is not None and not success
-        run = self._run if backend.supports_records and not is_replaced else None
-        how = "done" if success else "replaced" if is_replaced else "failed"
-        ended = how if noted or run or is_replaced else ""
+        run = self._run if backend.supports_records and not lease.gave_way else None
+        how = "done" if success else "replaced" if lease.gave_way else "failed"
+        ended = how if noted or run or lease.gave_way else ""
         once = options.once if success else 0.0
         return Release(
             lease,

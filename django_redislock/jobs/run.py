@@ -293,14 +293,13 @@ class JobRun:
                     self.give_back(outcome)
                     return completed.found
                 except Exception as error:
-                    if self._replaced(error):
-                        self._forget_start()  # Before the newer call begins.
+                    outcome.gave_way = self._replaced(error) is not None
                     raise
         except Exception as error:
             if (found := self._replaced(error)) is None:
                 raise
-            if self.ending != "lost":  # It was lost at its release.
-                self._forget_start()
+            self.ending = "lost"
+            self._forget_start()
             return found
 
     def _replaced(self, error: Exception) -> Replaced | None:
@@ -314,17 +313,17 @@ class JobRun:
         return Replaced(lease.replaced_by or "")
 
     def _forget_start(self) -> None:
-        """Forget that the body of a replaced run has begun: it is no success and no failure."""
+        """Forget that the body of a replaced run has begun, unless its release has forgotten it."""
         assert self.lease is not None  # See _replaced().
-        self.ending = "lost"
-        with self.noting("end"):
-            task_runs.forget_start(self.name, self.lease, using=self.options.using)
+        if self.lease.is_lost:
+            with self.noting("end"):
+                task_runs.forget_start(self.name, self.lease, using=self.options.using)
 
     async def _aforget_start(self) -> None:
         assert self.lease is not None
-        self.ending = "lost"
-        with self.noting("end"):
-            await task_runs.aforget_start(self.name, self.lease, using=self.options.using)
+        if self.lease.is_lost:
+            with self.noting("end"):
+                await task_runs.aforget_start(self.name, self.lease, using=self.options.using)
 
     def ends_replaced(self, error: Exception) -> bool:
         """Whether *error* says no more than that the run is replaced."""
@@ -347,15 +346,14 @@ class JobRun:
                     try:
                         return Ran(await self._arun_body(body, outcome))
                     except Exception as error:
-                        if self._replaced(error):
-                            await self._aforget_start()  # Before the newer call begins.
+                        outcome.gave_way = self._replaced(error) is not None
                         raise
                 return outcome
         except Exception as error:
             if (found := self._replaced(error)) is None:
                 raise
-            if self.ending != "lost":
-                await self._aforget_start()
+            self.ending = "lost"
+            await self._aforget_start()
             return found
 
     def run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:

@@ -2,7 +2,7 @@
 --
 -- past     the last leases that lasted a while, oldest first:
 --          id "|" fence "|" since(ms) "|" until(ms) "|" ended "|" owner
---          ended: done, failed or forced. A lease that is noted while it is held has neither until nor
+--          ended: done, failed, replaced or forced. A lease that is noted while it is held has neither until nor
 --          ended; its end replaces the entry. An entry that is not replaced is that of an expired lease.
 --
 -- This is only for listings: trouble with it (pcall) never fails an operation on the lock.

@@ -2,7 +2,8 @@
 -- ARGV  token, id, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run,
 --       recognised_for, retention
 --       id: that of the lease
---       ended: done or failed if the lease is to be noted (see _past.lua), else ''
+--       ended: done, failed or replaced if the lease is to be noted (see _past.lua), else ''. If replaced, its run
+--       is no success and no failure.
 --       run: id of the task run that ends with it, '' if it has none
 --       recognised_for: ms for which a duplicate is recognised (see _runs.lua), 0 if no run ends
 --       retention: how long its records are kept, and how many leases, see _runs.lua too
@@ -58,9 +59,13 @@ if ended ~= '' then
   -- include _past
   note_past(value, ended, now, retention)
 end
-if recognised_for ~= '0' then
+if recognised_for ~= '0' or ended == 'replaced' then
   -- include _runs
-  note(ended == 'done' and 'success' or 'failure', now, now - since, '', owner, retention, field_of_run())
+  if ended == 'replaced' then
+    forget(id)
+  else
+    note(ended == 'done' and 'success' or 'failure', now, now - since, '', owner, retention, field_of_run())
+  end
   if ended == 'done' and run ~= '' then
     -- include _task_of
     finish(task_of(run), now, recognised_for)

@@ -311,7 +311,7 @@ class Release(Form):
         insist: Whether to try until the lease ends, as leaving a block does.
         min_hold: Seconds since the grant for which the lock stays taken.
         once: Seconds for which the name counts as done.
-        ended: "done" or "failed", if the lease is to be in the timeline.
+        ended: "done", "failed" or "replaced", if the lease is to be in the timeline.
         run: The run that ends with the lease, if any.
         retention: How the records of runs and leases are kept, see stored.retention_of().
         notes: Whether the server is to note anything of these.

@@ -151,6 +151,7 @@ class LeaseState:
         min_hold: The greatest min_hold of its acquires that have ended with a success.
         replaced_by: The owner of the newer call that has replaced its run, as text; None if none
             has. It is told as lost then, and on the server it lasts until the run has ended.
+        gave_way: Whether the run has ended because of that: it is no success and no failure.
     """
 
     # These never change for most leases.
@@ -166,6 +167,7 @@ class LeaseState:
     _known_abandoned = False
     lost: LostReason | None = None
     replaced_by: str | None = None
+    gave_way = False
     alarms: Sequence[Alarm] = (STANDARD_ALARM,)
     danger: dict[Alarm, object] | None = None  # While a renewal is unanswered: the raised alarms.
     _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.

@@ -16,7 +16,6 @@ from django_redislock import (
     held,
     signals,
     single_instance,
-    task_runs,
 )
 from django_redislock.jobs import current_lease
 from django_redislock.jobs.replaced import _stand_by
@@ -144,22 +143,22 @@ def test_a_group_of_parts_is_replaced_unless_one_of_them_has_failed_otherwise(fa
 
 
 @blocking_or_not
-def test_a_run_that_is_told_forgets_its_start_before_the_newer_call_begins(monkeypatch, is_async):
-    name = "aforget_start" if is_async else "forget_start"
-    forget, began_before = getattr(task_runs, name), []
+def test_a_replaced_run_that_fails_by_itself_in_its_time_is_a_failure(is_async):
+    def body(number, lease):
+        with suppress(LockLost):
+            return looks(number, lease)
+        raise ValueError("its own")
 
-    def forgetting(*args, **how):
-        with suppress(AssertionError):
-            wait_until(lambda: 2 in calls.begun, timeout=0.5)
-        began_before.append(2 in calls.begun)
-        return forget(*args, **how)
-
-    monkeypatch.setattr(task_runs, name, forgetting)
-    calls = Calls(looks, is_async=is_async, replace_within=8)
+    calls = Calls(body, is_async=is_async, replace_within=8)
     calls.begin(1)
-    calls.call(2)
-    assert calls.join()[2] == 2
-    assert began_before == [False]
+    with heard(signals.run_ended) as told:
+        calls.call(2)
+        assert isinstance(calls.join()[1], ValueError)
+    assert [one["outcome"] for one in told] == ["failure", "success"]
+    record = held.record("search")
+    assert record.last_failure.at < record.last_success.at
+    assert (record.last_skip, record.last_unended) == (None, None)
+    assert [one.ended for one in held.detail("search").past] == ["failed", "done"]
 
 
 @blocking_or_not
