@@ -26,8 +26,8 @@ end
 local function keep_made(made)
   local last, every, burst, at, id, owner = last_start()
   if every then
-    call('ZREM', RATE, last)
     call('ZADD', RATE, 0, table.concat({ every, burst, at, id, digits(made), owner }, '|'))
+    call('ZREM', RATE, last) -- not before: a key without members is gone, and would come back without an expiry
   end
 end
 

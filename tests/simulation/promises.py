@@ -344,7 +344,7 @@ class Watch:
         """What a command does to the starts under a rate."""
         name, us, rate = step.name, self.server.us, self.rates[step.name]
         before, rate.starts = rate.starts, self.server.starts(name)
-        own = step.args[0] if step.args else ""
+        own, claimed = step.args[0] if step.args else "", ""
         if step.script is scripts.TAKE_START:
             claimed, claim = step.args[2], self._claim_of(step)
             was_made = own in before and not before[own][1]
@@ -380,6 +380,9 @@ class Watch:
                 rate.moved[token] = us
                 due = over - rate.burst * rate.every
                 rate.due[token] = self.server.true(due / 1000)
+                if token == own and before.get(claimed, (None,))[0] == over:
+                    # It is the start of an earlier acquire. The clock may have been set since.
+                    rate.due[token] = rate.due.get(claimed, rate.due[token])
                 due = self.server.true(max(due, us) / 1000)
                 self.touch_at(due + DEAD_DELAYS + TRAVEL + 0.002, name)
         if us < rate.is_even_from:

@@ -52,11 +52,17 @@ class Keyspace:
         self.us -= us
 
     def run(self, script, *args, permit=1):
-        keys = script.given(KEYS.of_permit(permit))
+        keys, before = script.given(KEYS.of_permit(permit)), self.endless()
         answer, rings = self._server.run(script, self.us, keys, args)
+        assert self.endless() <= before, "A script has left a key that stays for ever."
         texts = map(_text, rings)
         self.rung += zip(texts, texts, strict=True)
         return _text(answer)
+
+    def endless(self):
+        """The keys that stay for ever, but for those of all locks together."""
+        keys = {key.name.decode() for key in self._server.every_key() if key.ends is None}
+        return keys - {KEYS.fence, KEYS.held, KEYS.ran}
 
     def do(self, *command):
         return _text(self._server.perform(*command, us=self.us))
