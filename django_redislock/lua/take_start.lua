@@ -87,6 +87,9 @@ local function add(...)
   call('ZADD', RATE, ...)
   call('PEXPIRE', RATE, digits((last - now + KEPT_FOR) / 1000))
   redis.pcall('ZADD', HELD, 'GT', digits(last / 1000), LOCK)
+  if string.sub(us, -1) == '0' then -- as in _grant.lua
+    redis.pcall('ZREMRANGEBYSCORE', HELD, '-inf', milliseconds(us) - 60000)
+  end
 end
 
 if left <= 0 or was_made then

@@ -157,6 +157,15 @@ def test_the_room_of_a_start_that_is_undone_is_given_back_too(server):
     assert last == {f"1000000|2|{server.ms}|{lease_id('b')}|{made}|by-b": 0}
 
 
+def test_one_start_in_ten_drops_what_has_expired_a_minute_ago_from_the_index(server):
+    server.do("ZADD", KEYS.held, server.ms - 60_000, "old", server.ms - 59_999, "young")
+    server.start("a", burst=3)
+    assert {"old", "young"} < server.scores(KEYS.held).keys()
+    server.set_back(1)
+    server.start("b", burst=3)
+    assert server.scores(KEYS.held).keys() == {"young", KEYS.lock}
+
+
 # --- a start that is reserved, for a run that goes back to its broker ---------------------------
 
 
