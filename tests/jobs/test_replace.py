@@ -154,9 +154,10 @@ def test_a_replaced_run_that_fails_by_itself_in_its_time_is_a_failure(is_async):
     with heard(signals.run_ended) as told:
         calls.call(2)
         assert isinstance(calls.join()[1], ValueError)
-    assert [one["outcome"] for one in told] == ["failure", "success"]
+    # Each is told after its release, so by any of the two first.
+    assert {one["outcome"] for one in told} == {"failure", "success"}
     record = held.record("search")
-    assert record.last_failure.at < record.last_success.at
+    assert record.last_failure.at <= record.last_success.at
     assert (record.last_skip, record.last_unended) == (None, None)
     assert [one.ended for one in held.detail("search").past] == ["failed", "done"]
 
